@@ -17,12 +17,12 @@ from pathlib import Path
 from experiments.place import positive
 from experiments.plan import Plan
 from kvbench.errors import ConfigError, KvbenchError
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 from kvbench.util.door import enter
 from kvbench.util.requirements import check_writable
 
 
-def parser() -> argparse.ArgumentParser:
+def experiments_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     top = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
     add = top.add_argument
@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
 
 def check_models(names: Sequence[str]) -> None:
     """Raise ConfigError for a model that is no preset, no repository of the hub and no folder."""
-    presets = options("model")
+    presets = group_options("model")
     for name in names:
         if name not in presets and "/" not in name and not Path(name).exists():
             raise ConfigError("--models", name, "no such model", allowed=[*presets, "OWNER/NAME", "./FOLDER"])
@@ -103,7 +103,7 @@ def paths_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     Raises:
         ConfigError: a text has another form, names no choice of ``conf/dataset``, or its folder or file is missing.
     """
-    known = options("dataset")
+    known = group_options("dataset")
     pairs = []
     for text in texts:
         name, _, place = text.partition("=")
@@ -119,12 +119,14 @@ def paths_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line says; 1 if a run failed, 2 if the command line is wrong."""
-    arguments = parser().parse_args(argv)
+    arguments = experiments_parser().parse_args(argv)
     apart = arguments.check or arguments.reproduce
     if not apart and (arguments.uncovered or arguments.expect or (arguments.write and not arguments.items)):
-        parser().error("--write needs an item, --check or --reproduce, --uncovered --check, and --expect --reproduce")
+        experiments_parser().error(
+            "--write needs an item, --check or --reproduce, --uncovered --check, and --expect --reproduce"
+        )
     if arguments.replace and not (arguments.write and arguments.items):
-        parser().error("--replace needs an item and --write")
+        experiments_parser().error("--replace needs an item and --write")
     try:
         return _do(arguments)
     except KvbenchError as error:
@@ -143,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _do(arguments: argparse.Namespace) -> int:
     from experiments import check, reproduce, session
-    from experiments.registry import chosen, items
+    from experiments.registry import chosen_items, items
 
     if arguments.check:
         return check.main([f"--{name}" for name in ("write", "uncovered") if getattr(arguments, name)])
@@ -175,15 +177,15 @@ def _do(arguments: argparse.Namespace) -> int:
     if arguments.list or not arguments.items:
         print(session.listing(list(items().values()), plan), flush=True)
         return 0
-    picked = chosen(arguments.items)
+    picked = chosen_items(arguments.items)
     if arguments.dry_run:
-        from experiments.predict import predicted
+        from experiments.predict import prediction_report
         from kvbench.profiling.gpus import gpu_named
 
         gpu_named(arguments.gpu)
-        print(predicted(picked, plan, arguments.gpu))
+        print(prediction_report(picked, plan, arguments.gpu))
         return 0
-    status = session.make(picked, plan, arguments.launcher, arguments.jobs or -1, arguments.fold_only)
+    status = session.make_items(picked, plan, arguments.launcher, arguments.jobs or -1, arguments.fold_only)
     if plan.write and plan.out.resolve() == reproduce.ROOT / "results":
         reproduce.main(list(items().values()), write=True)  # docs/reproduce.md follows the results
     return status

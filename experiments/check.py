@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments.checks import rules
+from experiments.checks import all_rules
 from experiments.checks.figures import ROOT
 from experiments.checks.numbers import NUMBER, agrees, like
 from experiments.checks.rules import NotFound, Rule, Shown
@@ -57,7 +57,7 @@ EXEMPT = {
 }
 
 
-def documents(root: Path) -> list[str]:
+def checked_documents(root: Path) -> list[str]:
     """Return the documents whose tables should have rules: README.md, docs and results."""
     paths = [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted((root / "results").rglob("*.md"))]
     names = [path.relative_to(root) for path in paths]
@@ -67,7 +67,7 @@ def documents(root: Path) -> list[str]:
 
 
 @dataclass
-class Outcome:
+class Checked:
     """The outcome of a comparison.
 
     Attributes:
@@ -81,7 +81,7 @@ class Outcome:
     covered: dict[str, set[int]] = field(default_factory=dict)
 
 
-def check(wanted: Iterable[Rule], root: Path = ROOT, write: bool = False) -> Outcome:
+def check_documents(wanted: Iterable[Rule], root: Path = ROOT, write: bool = False) -> Checked:
     """Compare documents with the files.
 
     Args:
@@ -89,7 +89,7 @@ def check(wanted: Iterable[Rule], root: Path = ROOT, write: bool = False) -> Out
         root: folder of the documents.
         write: write what the files give into the documents.
     """
-    outcome, grouped = Outcome(), dict[str, list[Rule]]()
+    outcome, grouped = Checked(), dict[str, list[Rule]]()
     try:
         for rule in wanted:
             grouped.setdefault(rule.document, []).append(rule)
@@ -185,15 +185,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write the files' numbers into the documents")
     parser.add_argument("--uncovered", action="store_true", help="list the numbers that no rule covers")
     arguments = parser.parse_args(argv)
-    outcome = check(rules(), write=arguments.write)
+    outcome = check_documents(all_rules(), write=arguments.write)
     for difference in outcome.differences:
         print(f"{'written: ' if arguments.write else ''}{difference}")
     for place in outcome.lost:
         print(f"error: {place}", file=sys.stderr)
     if arguments.uncovered:
-        for name, line, number in uncovered(outcome.covered, documents(ROOT)):
+        for name, line, number in uncovered(outcome.covered, checked_documents(ROOT)):
             print(f"{name}:{line}: {number} has no rule")
-        pages = [name for name in documents(ROOT) if not name.startswith("results/")]
+        pages = [name for name in checked_documents(ROOT) if not name.startswith("results/")]
         for name, line, number in prose(outcome.covered, pages):
             print(f"{name}:{line}: {number}, in the text, has no rule")
         for (name, head), reason in EXEMPT.items():

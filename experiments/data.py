@@ -13,7 +13,7 @@ import yaml
 from experiments import standin
 from experiments.item import Column, Grid, Group, Model
 from experiments.plan import Plan
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 
 #: choice of ``conf/dataset`` for points of time and memory
 POINTS = "efficiency"
@@ -50,13 +50,13 @@ def data_overrides(column: Column, plan: Plan, model: Model) -> list[str]:
     texts += _unlimited(texts, column, model)
     if plan.data == "standin" and column.data in standin.LAYOUTS:
         texts.append(f"dataset.path={standin.path(column.data, column.task, plan.runs, context_of(model.preset))}")
-        if "warm_up" in preset("dataset", column.data):
+        if "warm_up" in choice_data("dataset", column.data):
             texts.append("dataset.warm_up=0")
     elif column.data in dict(plan.paths):
         texts.append(f"dataset.path={dict(plan.paths)[column.data]}")
     if plan.limit is not None:
         texts.append(f"dataset.limit={plan.limit}")
-    if plan.max_new_tokens is not None and "window" not in preset("dataset", column.data):
+    if plan.max_new_tokens is not None and "window" not in choice_data("dataset", column.data):
         texts.append(f"decoding.max_new_tokens={plan.max_new_tokens}")
     return texts
 
@@ -67,7 +67,7 @@ def _fitted(texts: list[str], column: Column, plan: Plan, model: Model) -> list[
     Lengths of the command line come first; longer ones than the context are scaled to fit (with tiny, which is for
     small scales, to :data:`SHORT_PROMPT`).
     """
-    data = preset("dataset", column.data)
+    data = choice_data("dataset", column.data)
     given = {text.partition("=")[0]: text.partition("=")[2] for text in texts}
     room = context_of(model.preset) - int(plan.max_new_tokens or data.get("max_new_tokens") or 0)
     most = SHORT_PROMPT if model.preset == "tiny" else room
@@ -90,7 +90,7 @@ def _unlimited(texts: list[str], column: Column, model: Model) -> list[str]:
     The limit is LongBench's rule for cutting prompts, which are never cut to a fixed length.
     """
     given = {text.partition("=")[0]: text.partition("=")[2] for text in texts}
-    data, limit = preset("dataset", column.data), preset("model", model.preset).get("prompt_limit")
+    data, limit = choice_data("dataset", column.data), choice_data("model", model.preset).get("prompt_limit")
     if column.data == "mini" or "lengths" not in data or not limit:
         return []
     lengths = yaml.safe_load(given.get("dataset.lengths", "null")) or data["lengths"]
@@ -111,7 +111,7 @@ def shortened(column: Column, plan: Plan, model: Model) -> str:
         return ""
     given = {text.partition("=")[0]: text.partition("=")[2] for text in texts}
     key, _, value = fitted[-1].partition("=")
-    before = given.get(key) or preset("dataset", column.data)[key.partition(".")[2]]
+    before = given.get(key) or choice_data("dataset", column.data)[key.partition(".")[2]]
     return f"{column.data} {value} tokens in place of {before}"
 
 
@@ -160,13 +160,13 @@ def point_overrides(columns: Sequence[Column], model: Model) -> list[str]:
 
 
 @cache
-def preset(group: str, choice: str) -> dict[str, Any]:
+def choice_data(group: str, choice: str) -> dict[str, Any]:
     """Return a choice of ``conf/`` as plain data; empty for anything else that ``model=`` takes."""
-    path: Path | None = options(group).get(choice)
+    path: Path | None = group_options(group).get(choice)
     content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")) if path else {}
     return content
 
 
 def context_of(model: str) -> int:
     """Return the context of a model in tokens; 4096 where its files would have to be read."""
-    return int(preset("model", model).get("max_length") or 4096)
+    return int(choice_data("model", model).get("max_length") or 4096)

@@ -20,10 +20,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.place import Choice, add_options, choice, drawable, known, place, positive
-from experiments.place import rows as counted
+from experiments.place import (
+    Choice,
+    add_options,
+    choice,
+    drawable,
+    measurement_counts,
+    place_result,
+    positive,
+    stored_counts,
+)
 from experiments.runs import Run, composed, execute, identify
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
 from kvbench.util import atomic
@@ -57,7 +65,7 @@ class Setting:
     @property
     def overrides(self) -> list[str]:
         """The setting as it would be typed after ``python -m kvbench``, part by part."""
-        return parse(self.setting).overrides()
+        return parse_setting(self.setting).overrides()
 
     @property
     def slug(self) -> str:
@@ -98,7 +106,7 @@ class Folded:
         """Write all files; without matplotlib no picture, as its numbers are in the table."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in (*self.files.items(), ("table.md", self.text)):
-            atomic.write(folder / name, content.encode())
+            atomic.replace_file(folder / name, content.encode())
         if self.draw is not None and drawable():
             import matplotlib
 
@@ -136,7 +144,7 @@ class Table:
     find: Callable[[Path, Run], tuple[Rows, Mapping[str, Any]]] = by_id
 
 
-def parser(command: str, about: str | None, runs: str, batch: int, limit: int | None) -> argparse.ArgumentParser:
+def table_parser(command: str, about: str | None, runs: str, batch: int, limit: int | None) -> argparse.ArgumentParser:
     """Return a parser with the options that all tables have, and these defaults; None: a `limit` by the command."""
     top = argparse.ArgumentParser(prog=f"python -m {command}", description=about)
     add, default = top.add_argument, " (default: %(default)s)"
@@ -159,7 +167,7 @@ def parser(command: str, about: str | None, runs: str, batch: int, limit: int | 
     return top
 
 
-def chosen(
+def set_chosen(
     top: argparse.ArgumentParser, arguments: argparse.Namespace, settings: Iterable[Setting], out: str
 ) -> argparse.Namespace:
     """Set ``chosen`` to the settings of ``--only``, in the table's order, and ``out`` to its default (:func:`home`)."""
@@ -237,7 +245,7 @@ def run_apart(table: Table, setting: Setting, arguments: argparse.Namespace, giv
     return good
 
 
-def make(table: Table, arguments: argparse.Namespace, given: Sequence[str]) -> int:
+def make_table(table: Table, arguments: argparse.Namespace, given: Sequence[str]) -> int:
     """Run what is missing, print and write the table, and return the exit status: 1 if a run or the table failed.
 
     The first setting is run before the others, which may compare with what its run stores.
@@ -258,11 +266,11 @@ def make(table: Table, arguments: argparse.Namespace, given: Sequence[str]) -> i
     if arguments.run_only:
         return int(failed > 0)
     done = {setting.key: stored(table, setting, arguments) for setting in arguments.chosen}
-    status = keep(table.fold(done), arguments.out, choice(arguments), table.before, arguments.model)
+    status = keep_measured_table(table.fold(done), arguments.out, choice(arguments), table.before, arguments.model)
     return status or int(failed > 0)
 
 
-def keep(
+def keep_measured_table(
     folded: Folded,
     wanted: Path,
     said: Choice,
@@ -278,7 +286,7 @@ def keep(
         return 1
     if model != TINY:
         folded = Folded(f"Model: {model}\n\n{folded.text}", folded.files, folded.counts, folded.draw)
-    where = place(wanted, said, folded.counts, before(wanted), sorted(wanted.glob("*.png")))
+    where = place_result(wanted, said, folded.counts, before(wanted), sorted(wanted.glob("*.png")))
     try:
         folded.write(where.path)
     except OSError as error:
@@ -295,15 +303,17 @@ def keep_file(
     text: str, wanted: Path, said: Choice, counts: Mapping[str, int], before: Mapping[str, int] | None
 ) -> int:
     """Write a file that rests on these samples, and return the exit status: 1 if one of more samples was kept."""
-    where = place(wanted, said, counts, before)
+    where = place_result(wanted, said, counts, before)
     where.path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(where.path, text.encode())
+    atomic.replace_file(where.path, text.encode())
     return where.say()
 
 
 def keep_rows(content: Mapping[str, Any], wanted: Path, said: Choice) -> int:
     """Write measurements, which ``rows`` of `content` has, as a JSON file (:func:`keep_file`)."""
-    return keep_file(as_json(content), wanted, said, counted(content), known(wanted, counted))
+    return keep_file(
+        as_json(content), wanted, said, measurement_counts(content), stored_counts(wanted, measurement_counts)
+    )
 
 
 def as_json(content: Any) -> str:

@@ -76,7 +76,7 @@ def choice(arguments: argparse.Namespace) -> Choice:
     return Choice(write=arguments.write, replace=arguments.replace)
 
 
-def place(
+def place_result(
     wanted: Path,
     chosen: Choice,
     new: Mapping[str, int] | None = None,
@@ -115,7 +115,7 @@ def place(
     return Place(trial, said, refused=True)
 
 
-def known(path: Path, counts: Callable[[Any], Mapping[str, int]]) -> Mapping[str, int] | None:
+def stored_counts(path: Path, counts: Callable[[Any], Mapping[str, int]]) -> Mapping[str, int] | None:
     """Return the samples of a stored JSON file by part; None if there is no such file.
 
     Args:
@@ -125,7 +125,7 @@ def known(path: Path, counts: Callable[[Any], Mapping[str, int]]) -> Mapping[str
     return counts(stored.content(path)) if path.exists() else None
 
 
-def rows(content: Mapping[str, Any]) -> dict[str, int]:
+def measurement_counts(content: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of rows of a file of measurements."""
     return {"rows": len(content["rows"])}
 

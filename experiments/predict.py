@@ -47,7 +47,7 @@ class Work:
     batch: int = 1
 
 
-def predicted(items: Sequence[Item], plan: Plan, gpu: str = GPU) -> str:
+def prediction_report(items: Sequence[Item], plan: Plan, gpu: str = GPU) -> str:
     """Return the report: by item its runs, each once, with expected time and memory; then totals and downloads."""
     lines: list[str] = []
     seen: set[Run] = set()
@@ -58,7 +58,7 @@ def predicted(items: Sequence[Item], plan: Plan, gpu: str = GPU) -> str:
         seen |= set(fresh)
         lines.append(f"{item.id}: {len(runs)} runs, {len(runs) - len(fresh)} of which are shared with items above")
         for run in fresh:
-            expected = expect(run, gpu)
+            expected = expect_run(run, gpu)
             if expected is None:
                 unknown += 1
                 lines.append(f"  {run.command}")
@@ -73,7 +73,7 @@ def predicted(items: Sequence[Item], plan: Plan, gpu: str = GPU) -> str:
     return "\n".join([*lines, *downloads(sorted(seen, key=lambda run: run.overrides))])
 
 
-def expect(run: Run, name: str = GPU) -> tuple[float, float] | None:
+def expect_run(run: Run, name: str = GPU) -> tuple[float, float] | None:
     """Return the seconds and the peak bytes that a run is expected to take; None if its data or model are unknown."""
     try:
         from kvbench.bench.choices import shape_of
@@ -109,12 +109,12 @@ def works(run: Run) -> Iterator[Work]:
     elif "window" in data:
         windows = {"perplexity/wikitext2": 341_469, "perplexity/c4": 256 * 2048}.get(run.data)
         count = limit or (None if windows is None else windows // data["window"])
-        yield Work(_known(count), data["window"], 1)
+        yield Work(_known_count(count), data["window"], 1)
     elif "lengths" in data:
         tasks = data.get("tasks") or [None]
         names = 17 if tasks == "all" else len(tasks)
         for length in data["lengths"]:
-            yield Work(names * (_known(limit) + data.get("warm_up", 0)), length, new or 32)
+            yield Work(names * (_known_count(limit) + data.get("warm_up", 0)), length, new or 32)
     else:
         for task in data.get("tasks") or [run.data.partition("_")[0]]:
             words, records = benchmark()[task]
@@ -126,18 +126,19 @@ def works(run: Run) -> Iterator[Work]:
 def benchmark() -> Mapping[str, tuple[int, int]]:
     """Return the mean words and the number of records of the benchmarks' tasks, as LogQuant's Table 5 prints them."""
     return {
-        line["dataset"]: (int(line["avg_len"]), int(line["records"])) for line in published.lines("logquant_table5")
+        line["dataset"]: (int(line["avg_len"]), int(line["records"]))
+        for line in published.published_lines("logquant_table5")
     }
 
 
 def _answer(task: str) -> int:
     """Return the longest answer of a task of LongBench; GSM8K's 1024 elsewhere."""
-    from kvbench.tasks.longbench import templates
+    from kvbench.tasks.longbench import longbench_templates
 
-    return int(templates()[task]["max_new_tokens"]) if task in templates() else 1024
+    return int(longbench_templates()[task]["max_new_tokens"]) if task in longbench_templates() else 1024
 
 
-def _known(count: int | None) -> int:
+def _known_count(count: int | None) -> int:
     if count is None:
         raise KeyError("the number of samples is not known before the data is read")
     return count
@@ -145,7 +146,7 @@ def _known(count: int | None) -> int:
 
 def _setting(run: Run) -> Any:
     """Return the setting of a run's overrides (:class:`kvbench.config.setting.Setting`)."""
-    from kvbench.config.setting import parse
+    from kvbench.config.setting import parse_setting
 
     given = {text.partition("=")[0]: text.partition("=")[2] for text in run.overrides}
     parts = [given["method"], *([given["quantizer"]] if "quantizer" in given else [])]
@@ -153,7 +154,7 @@ def _setting(run: Run) -> Any:
     parts += [f"{key}={value}" for key, value in given.items() if key.startswith("quantizer.")]
     if given["method"] == "cocktail" and "method.split" not in given:
         parts.append("split=[10,30,60]")  # the search's own shares are known only when it has searched
-    return parse(":".join(parts))
+    return parse_setting(":".join(parts))
 
 
 def downloads(runs: Sequence[Run]) -> list[str]:

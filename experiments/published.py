@@ -13,7 +13,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "results" / "published"
 
 
 @cache
-def lines(name: str, folder: Path = FOLDER) -> tuple[Mapping[str, str], ...]:
+def published_lines(name: str, folder: Path = FOLDER) -> tuple[Mapping[str, str], ...]:
     """Return the lines of a CSV as mappings from column to text.
 
     Raises:
@@ -33,7 +33,7 @@ def lines(name: str, folder: Path = FOLDER) -> tuple[Mapping[str, str], ...]:
 def _index(name: str, columns: tuple[str, ...], folder: Path) -> Mapping[tuple[str, ...], list[Mapping[str, str]]]:
     """Return the lines of a CSV by their values in `columns`."""
     by_key: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
-    for line in lines(name, folder):
+    for line in published_lines(name, folder):
         by_key.setdefault(tuple(line[column] for column in columns), []).append(line)
     return by_key
 
@@ -44,7 +44,7 @@ def lookup(name: str, keys: Mapping[str, str], value: str, folder: Path = FOLDER
     Raises:
         DataError: the file or a column does not exist, or several lines agree.
     """
-    table = lines(name, folder)
+    table = published_lines(name, folder)
     missing = sorted({*keys, value} - set(table[0] if table else ()))
     if missing:
         raise DataError(

@@ -24,7 +24,7 @@ from unittest import mock
 from kvbench.results import record
 from kvbench.results.load import SIDE_BY_SIDE
 from kvbench.results.notes import notes
-from kvbench.results.tables import grid
+from kvbench.results.tables import table_grid
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "results/quickstart"
@@ -37,7 +37,7 @@ NAMES = {"mean": "**mean**", "ratio": "KV bytes, fp16's to them"}
 def kept(root: Path = ROOT) -> dict[str, dict[str, Any]]:
     """Return the kept records by preset, with today's defaults for keys that were added later."""
     read = {name: (root / FOLDER / name / "metrics.json").read_text(encoding="utf-8") for name in PRESETS}
-    return {name: record.filled(json.loads(text)) for name, text in read.items()}
+    return {name: record.fill_defaults(json.loads(text)) for name, text in read.items()}
 
 
 def machine(runs: Sequence[Mapping[str, Any]], root: Path = ROOT) -> str:
@@ -51,10 +51,10 @@ def machine(runs: Sequence[Mapping[str, Any]], root: Path = ROOT) -> str:
     )
 
 
-def block(root: Path = ROOT) -> str:
+def readme_block(root: Path = ROOT) -> str:
     """Return what stands between the marks of README.md's first table."""
     runs = list(kept(root).values())
-    header, body = grid(runs)
+    header, body = table_grid(runs)
     lines = ["| | " + " | ".join(row[0].main for row in body) + " |", "|:--|" + "--:|" * len(body)]
     kv: list[str] = []
     for number, name in enumerate(header[1:], start=1):
@@ -83,7 +83,7 @@ def problems(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def keep(sweep: Path, root: Path = ROOT) -> list[str]:
+def keep_quickstart(sweep: Path, root: Path = ROOT) -> list[str]:
     """Copy records and rows of a sweep's runs to results/quickstart; return why they cannot be kept, else nothing.
 
     Args:
@@ -123,12 +123,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     with TemporaryDirectory() as folder:
         root = ROOT if arguments.write else Path(folder)
-        refused = keep(arguments.sweep, root)
+        refused = keep_quickstart(arguments.sweep, root)
         if refused:
             print("nothing kept:", *refused, sep="\n  ", file=sys.stderr)
             return 1
         if not arguments.write:
-            print(block(root), f"not written: --write keeps these runs in {FOLDER}, and writes the documents", sep="\n")
+            print(
+                readme_block(root),
+                f"not written: --write keeps these runs in {FOLDER}, and writes the documents",
+                sep="\n",
+            )
             return 0
     from experiments import check
 

@@ -32,7 +32,7 @@ def items() -> dict[str, Item]:
     return by_id
 
 
-def chosen(names: list[str]) -> list[Item]:
+def chosen_items(names: list[str]) -> list[Item]:
     """Return the items that a command line names: ids, papers (all their items) or ``all``.
 
     Raises:

@@ -160,7 +160,7 @@ def anchor(item: Item) -> str:
     return item.id.replace("/", "")
 
 
-def expect(items: Sequence[Item]) -> dict[str, dict[str, float]]:
+def expect_items(items: Sequence[Item]) -> dict[str, dict[str, float]]:
     """Return what every item is expected to take with the paper's models and data.
 
     The first setting of a model and a data set stands for all of them: prefill and weights take most of the time.
@@ -175,7 +175,7 @@ def expect(items: Sequence[Item]) -> dict[str, dict[str, float]]:
         keys = [tuple(text for text in run.overrides if not text.startswith(_OF_SETTING)) for run in runs]
         for key, run in zip(keys, runs, strict=True):
             if key not in figures:
-                figures[key] = predict.expect(run)
+                figures[key] = predict.expect_run(run)
         known = [one for key in keys if (one := figures[key]) is not None]
         hours = sum(seconds for seconds, _ in known) / 3600
         gib = max((size for _, size in known), default=0.0) / 2**30
@@ -192,23 +192,23 @@ def main(items: Sequence[Item], write: bool = False, again: bool = False) -> int
         again: predict times and memory anew.
     """
     if again:
-        atomic.write(EXPECTED, (json.dumps(expect(items), indent=1) + "\n").encode())
+        atomic.replace_file(EXPECTED, (json.dumps(expect_items(items), indent=1) + "\n").encode())
     if not write:
-        print(block(items).text)
+        print(reproduce_block(items).text)
         return 0
-    lost = check.check([block(items)], ROOT, write=True).lost
+    lost = check.check_documents([reproduce_block(items)], ROOT, write=True).lost
     for place in lost:
         print(f"error: {place}", file=sys.stderr)
     return 1 if lost else 0
 
 
-def block(items: Sequence[Item]) -> Block:
+def reproduce_block(items: Sequence[Item]) -> Block:
     """Return the generated part of docs/reproduce.md."""
-    text = page(items, ROOT / "results", predicted())
+    text = page(items, ROOT / "results", stored_predictions())
     return Block("docs/reproduce.md", text, "results/*/*/cells.json, results/expected.json", "reproduce")
 
 
-def predicted() -> dict[str, dict[str, float]]:
+def stored_predictions() -> dict[str, dict[str, float]]:
     """Return the expected time and memory by item, as they were predicted last; empty if they never were."""
     expected: dict[str, dict[str, float]] = {}
     if EXPECTED.exists():

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.errors import ConfigError, DataError, KvbenchError, ModelError
 from kvbench.models.spec import ModelConfig, is_random
 from kvbench.util.schema import build
@@ -38,7 +38,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """Outcome of a run.
 
     Args:
@@ -70,7 +70,7 @@ def run_of(setting: str, model: str, data: Sequence[str], plan: Any, options: Se
     where += [] if plan.device == "auto" else [f"runtime.device={plan.device}"]
     if plan.runs != Path("results/runs"):
         where.append(f"runtime.results_dir={plan.runs}")
-    texts = (*parse(setting).overrides(), f"model={model}", *data, *options, *where)
+    texts = (*parse_setting(setting).overrides(), f"model={model}", *data, *options, *where)
     return Run(texts, model, data[0].partition("=")[2])
 
 
@@ -122,20 +122,20 @@ def has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
-def execute(run: Run, threads: int | None = None) -> Outcome:
+def execute(run: Run, threads: int | None = None) -> RunOutcome:
     """Do what is missing of a run in this process.
 
     Args:
         run: the run.
         threads: torch's threads; None: unchanged.
     """
-    from kvbench.runner.run import run as run_one
+    from kvbench.runner.run import answer_run
 
     for key in (("model", run.model), ("data", run.data)):
         if key in _absent:
-            return Outcome(run, "", "absent", _absent[key])
+            return RunOutcome(run, "", "absent", _absent[key])
     if any(text.startswith("model.weights=random") for text in run.overrides) and not has_gpu():
-        return Outcome(run, "", "absent", NO_GPU)
+        return RunOutcome(run, "", "absent", NO_GPU)
     if threads is not None:
         import torch
 
@@ -143,7 +143,7 @@ def execute(run: Run, threads: int | None = None) -> Outcome:
     try:
         config = composed(run.overrides)
         calibrate(config, run)
-        metrics = run_one(config)
+        metrics = answer_run(config)
     except (ModelError, DataError) as error:
         # an encoder that is missing is a ModelError too, but concerns this setting only
         kind: tuple[str, str] | None = ("data", run.data)
@@ -151,15 +151,15 @@ def execute(run: Run, threads: int | None = None) -> Outcome:
             kind = ("model", run.model) if f"model {run.model}" in str(error).splitlines()[0] else None
         if kind is not None:
             _absent[kind] = str(error)
-        return Outcome(run, "", "absent", str(error), kind)
+        return RunOutcome(run, "", "absent", str(error), kind)
     except ConfigError as error:  # a combination that kvbench refuses, such as a method without its calibration
-        return Outcome(run, "", "absent", str(error))
+        return RunOutcome(run, "", "absent", str(error))
     except KvbenchError as error:
-        return Outcome(run, "", "failed", str(error))
+        return RunOutcome(run, "", "failed", str(error))
     except Exception as error:  # one run that fails must not end the others
-        return Outcome(run, "", "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}")
+        return RunOutcome(run, "", "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}")
     message = "" if metrics["status"] in ("ok", "older", "oom") else str(metrics.get("error"))
-    return Outcome(run, Path(metrics["run_dir"]).name, metrics["status"], message)
+    return RunOutcome(run, Path(metrics["run_dir"]).name, metrics["status"], message)
 
 
 def calibrate(config: Mapping[str, Any], run: Run) -> None:
@@ -194,7 +194,7 @@ def calibrate(config: Mapping[str, Any], run: Run) -> None:
         main(["--model", run.model, "--text", *TEXTS, "--device", device, *(["--random"] if random else [])])
 
 
-def execute_all(runs: Sequence[Run], launcher: Launcher = "local", jobs: int = -1) -> Iterator[Outcome]:
+def execute_all(runs: Sequence[Run], launcher: Launcher = "local", jobs: int = -1) -> Iterator[RunOutcome]:
     """Do what is missing of each run and yield its outcome: in order, or with ``joblib`` as the runs end.
 
     Args:

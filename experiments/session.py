@@ -7,15 +7,15 @@ import sys
 from collections.abc import Callable, Sequence
 
 from experiments.data import POINTS, columns_of, shortened
-from experiments.draw.table import markdown
+from experiments.draw.table import item_markdown
 from experiments.fold.cells import Folded
-from experiments.fold.grid import fold
+from experiments.fold.grid import fold_grid
 from experiments.fold.sources import missing_runs, sources_of
 from experiments.item import Computed, Grid, Item
 from experiments.plan import Plan
-from experiments.runs import Launcher, Outcome, Run, execute_all
+from experiments.runs import Launcher, Run, RunOutcome, execute_all
 from experiments.state import states
-from experiments.write import write
+from experiments.write import write_item
 from kvbench.errors import KvbenchError
 
 
@@ -24,11 +24,11 @@ def item_runs(item: Item, plan: Plan) -> list[Run]:
     return missing_runs(item, plan) if isinstance(item, Grid) else []
 
 
-def make(items: Sequence[Item], plan: Plan, launcher: Launcher, jobs: int, fold_only: bool = False) -> int:
+def make_items(items: Sequence[Item], plan: Plan, launcher: Launcher, jobs: int, fold_only: bool = False) -> int:
     """Run what is missing, then print and write each item; return 1 if a run or an item failed."""
     waiting = {item.id: set(item_runs(item, plan)) for item in items}
     runs = list(dict.fromkeys(run for item in items for run in item_runs(item, plan)))
-    outcomes: dict[Run, Outcome] = {}
+    outcomes: dict[Run, RunOutcome] = {}
     good = True
     reasons: set[str] = set()
     left = list(items)
@@ -40,7 +40,7 @@ def make(items: Sequence[Item], plan: Plan, launcher: Launcher, jobs: int, fold_
     return 0 if good else 1
 
 
-def _report(outcome: Outcome, place: str, reasons: set[str]) -> bool:
+def _report(outcome: RunOutcome, place: str, reasons: set[str]) -> bool:
     """Print a line about a run; a reason that came before is not printed again. Return False if the run failed."""
     failed = outcome.status in ("failed", "error")
     if outcome.status != "absent" or outcome.reason not in reasons:
@@ -51,7 +51,7 @@ def _report(outcome: Outcome, place: str, reasons: set[str]) -> bool:
     return not failed
 
 
-def _finish(ended: Sequence[Item], left: list[Item], plan: Plan, outcomes: dict[Run, Outcome]) -> bool:
+def _finish(ended: Sequence[Item], left: list[Item], plan: Plan, outcomes: dict[Run, RunOutcome]) -> bool:
     """Fold, print and write items whose runs have ended, and take them off the list; False if one failed."""
     good = True
     for item in ended:
@@ -66,8 +66,8 @@ def _finish(ended: Sequence[Item], left: list[Item], plan: Plan, outcomes: dict[
             print(empty(item, folded, plan), file=sys.stderr)
             good = False
             continue
-        where, reason = write(item, folded, plan)
-        print(markdown(item, folded))
+        where, reason = write_item(item, folded, plan)
+        print(item_markdown(item, folded))
         if reason:
             print(reason, file=sys.stderr)
         good &= where.say() == 0
@@ -89,10 +89,10 @@ def empty(item: Item, folded: Folded, plan: Plan) -> str:
     return f"{text}: {reasons[0] if reasons else 'not run'}{more}" + "".join(f"\n  hint: {hint}" for hint in hints)
 
 
-def folded_of(item: Item, plan: Plan, outcomes: dict[Run, Outcome]) -> Folded:
+def folded_of(item: Item, plan: Plan, outcomes: dict[Run, RunOutcome]) -> Folded:
     """Return the cells of an item."""
     if isinstance(item, Grid):
-        return fold(item, plan, sources_of(item, plan, outcomes), notes_of(item, plan))
+        return fold_grid(item, plan, sources_of(item, plan, outcomes), notes_of(item, plan))
     assert isinstance(item, Computed)
     module, _, name = item.compute.partition(":")
     compute: Callable[[Computed, Plan], Folded] = getattr(importlib.import_module(f"experiments.fold.{module}"), name)

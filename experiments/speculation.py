@@ -83,13 +83,13 @@ def name(key: Key) -> str:
     return text if batch == 1 else f"{text}, batch {batch}"
 
 
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+def right_aligned_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a Markdown table whose columns but the first are right-aligned."""
     rule = "|:--|" + "--:|" * (len(head) - 1)
     return [f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(line)} |" for line in lines)]
 
 
-def number(value: float | None, digits: int = 2) -> str:
+def number_or_dash(value: float | None, digits: int = 2) -> str:
     """Return a number as text; a dash for None."""
     return "-" if value is None else f"{value:.{digits}f}"
 
@@ -112,11 +112,11 @@ def speeds(results: Results) -> list[str]:
     for key in results.points():
         row = results.rows[key]["quantspec"]
         best = results.measured(row)
-        figures = [number(row["plain_ms"]), number(best["ms"]), str(best["gamma"])]
-        factors = [number(results.factor(key, case)) for case in CASES]
-        lines.append([name(key), *figures, *factors, number(break_even(results, key))])
+        figures = [number_or_dash(row["plain_ms"]), number_or_dash(best["ms"]), str(best["gamma"])]
+        factors = [number_or_dash(results.factor(key, case)) for case in CASES]
+        lines.append([name(key), *figures, *factors, number_or_dash(break_even(results, key))])
     head = ("", "bf16, ms", "QuantSpec, ms", "γ", *(f"{title}, x" for title in CASES.values()), "pays from a =")
-    return table(head, lines)
+    return right_aligned_table(head, lines)
 
 
 def brief(results: Results) -> list[str]:
@@ -126,12 +126,12 @@ def brief(results: Results) -> list[str]:
         if key[1] == 1:
             row = results.rows[key]["quantspec"]
             figures = row["plain_ms"], results.measured(row)["ms"], results.factor(key, "quantspec")
-            lines.append([name(key), *map(number, figures), number(break_even(results, key))])
+            lines.append([name(key), *map(number_or_dash, figures), number_or_dash(break_even(results, key))])
     head = ("", "bf16, ms a token", "QuantSpec, ms a token", "speed-up, x", "pays from an acceptance of")
-    return table(head, lines)
+    return right_aligned_table(head, lines)
 
 
-def parts(results: Results) -> list[str]:
+def part_table(results: Results) -> list[str]:
     """Return the table of the parts of a round at the best gamma, and of expected and measured speed-up."""
     lines = []
     for key in results.points():
@@ -144,9 +144,11 @@ def parts(results: Results) -> list[str]:
         factors = [None if expected is None else plain / expected, results.factor(key, "quantspec")]
         auto = row.get("auto")
         factors.append(None if auto is None else plain / auto["ms"])
-        lines.append([name(key), *(number(figure, 3) for figure in figures), *map(number, factors)])
+        lines.append([name(key), *(number_or_dash(figure, 3) for figure in figures), *map(number_or_dash, factors)])
     names = ("one draft", "verification", "rest of a round", "flushes per token")
-    return table(("", *(f"{title}, ms" for title in names), "expected, x", "measured, x", "γ=auto, x"), lines)
+    return right_aligned_table(
+        ("", *(f"{title}, ms" for title in names), "expected, x", "measured, x", "γ=auto, x"), lines
+    )
 
 
 def peaks(results: Results) -> list[str]:
@@ -155,11 +157,11 @@ def peaks(results: Results) -> list[str]:
     for key in results.points():
         rows = [results.rows[key].get(case) for case in ("plain", *CASES)]
         peaks = [row.get("peak") if row else None for row in rows]
-        lines.append([name(key), *(number(None if peak is None else peak / 2**30, 1) for peak in peaks)])
-    return table(("", "bf16", *CASES.values()), lines)
+        lines.append([name(key), *(number_or_dash(None if peak is None else peak / 2**30, 1) for peak in peaks)])
+    return right_aligned_table(("", "bf16", *CASES.values()), lines)
 
 
-def grid(results: Results, key: Key) -> list[str]:
+def speed_up_grid(results: Results, key: Key) -> list[str]:
     """Return the speed-ups of a point by acceptance and gamma; an asterisk marks times between measured gammas."""
     row = results.rows[key]["quantspec"]
     plain = row["plain_ms"]
@@ -168,14 +170,14 @@ def grid(results: Results, key: Key) -> list[str]:
     lines = []
     for acceptance in sorted({cell["acceptance"] for cell in row["grid"]}):
         mine = [cells[acceptance, gamma] for gamma in gammas]
-        shown = [number(plain / cell["ms"]) + ("*" if cell["times"] == "interpolated" else "") for cell in mine]
+        shown = [number_or_dash(plain / cell["ms"]) + ("*" if cell["times"] == "interpolated" else "") for cell in mine]
         seen = next((one for one in row["measured"] if one["acceptance"] == acceptance), None)
         measured = "-" if seen is None else f"{plain / seen['ms']:.2f} (γ {seen['gamma']})"
         lines.append([f"{acceptance:.2f}", *shown, measured])
-    return table((name(key), *(f"γ {gamma}" for gamma in gammas), "measured"), lines)
+    return right_aligned_table((name(key), *(f"γ {gamma}" for gamma in gammas), "measured"), lines)
 
 
-def text(results: Results) -> str:
+def speculation_tables(results: Results) -> str:
     """Return all tables as the file tables.md."""
     at = f"{results.at:g}"
     sections = [
@@ -186,24 +188,24 @@ def text(results: Results) -> str:
         "## Speed-ups",
         "\n".join(speeds(results)),
         "## Parts of a round at the best γ",
-        "\n".join(parts(results)),
+        "\n".join(part_table(results)),
         "## Peak memory while decoding, GiB",
         "\n".join(peaks(results)),
         "## Speed-up by acceptance and γ",
         "From the measured times of the parts; *: interpolated between measured γ. Last column: measured over blocks "
         "of tokens with the best γ.",
-        *("\n".join(grid(results, key)) for key in results.points()),
+        *("\n".join(speed_up_grid(results, key)) for key in results.points()),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def blocks() -> list[Block]:
+def speculation_blocks() -> list[Block]:
     """Return what stands in the documents; nothing before anything has been measured."""
     results, source = Results(), str(FOLDER.relative_to(ROOT))
     if not results.points():
         return []
     return [
-        Block(f"{source}/tables.md", text(results), source),
+        Block(f"{source}/tables.md", speculation_tables(results), source),
         Block("docs/speed.md", "\n".join(speeds(results)), source, "speculation"),
         Block("README.md", "\n".join(brief(results)), source, "speculation"),
     ]
@@ -220,10 +222,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{FOLDER} has no file with both QuantSpec and plain decoding", file=sys.stderr)
         return 1
     if not args.write:
-        print(text(results))
+        print(speculation_tables(results))
         return 0
-    atomic.write(FOLDER / "tables.md", text(results).encode())
-    lost = check.check(blocks(), ROOT, write=True).lost
+    atomic.replace_file(FOLDER / "tables.md", speculation_tables(results).encode())
+    lost = check.check_documents(speculation_blocks(), ROOT, write=True).lost
     for place in lost:
         print(f"error: {place}", file=sys.stderr)
     return 1 if lost else 0

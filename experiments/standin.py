@@ -18,7 +18,7 @@ LONG = 6000
 _WORDS = "the old river house stood near a quiet road where people walked home late in winter with their bread".split()
 
 
-def text(rng: random.Random, words: int) -> str:
+def random_sentences(rng: random.Random, words: int) -> str:
     """Return sentences of `words` words."""
     picked = [rng.choice(_WORDS) for _ in range(words)]
     return " ".join(f"{word}." if n % 12 == 11 else word for n, word in enumerate(picked))
@@ -30,13 +30,19 @@ def longbench(folder: Path, task: str, words: int) -> Path:
     classes = ["place", "person", "number"] if task in ("trec", "lsht") else None
     records = []
     for _ in range(RECORDS):
-        context, answer = text(rng, words), classes[0] if classes else text(rng, 4)
+        context, answer = random_sentences(rng, words), classes[0] if classes else random_sentences(rng, 4)
         if task.startswith("passage_"):
             context = f"Paragraph 1: {context}"
             answer = "1" if task == "passage_count" else "段落1" if task.endswith("zh") else "Paragraph 1"
-        record = {"input": text(rng, 8), "context": context, "answers": [answer], "length": words, "dataset": task}
+        record = {
+            "input": random_sentences(rng, 8),
+            "context": context,
+            "answers": [answer],
+            "length": words,
+            "dataset": task,
+        }
         records.append(record | {"language": "en", "all_classes": classes, "_id": f"{rng.getrandbits(128):032x}"})
-    return _lines(folder / f"{task}.jsonl", records)
+    return _write_json_lines(folder / f"{task}.jsonl", records)
 
 
 def gsm8k(folder: Path, task: str, words: int) -> Path:
@@ -45,10 +51,13 @@ def gsm8k(folder: Path, task: str, words: int) -> Path:
     for split, count in (("train", TRAINING), ("test", RECORDS)):
         sums = [(rng.randrange(2, 9), rng.randrange(2, 9)) for _ in range(count)]
         records = [
-            {"question": f"{text(rng, 6)} What is {a} plus {b}?", "answer": f"It is {a} + {b} = {a + b}.\n#### {a + b}"}
+            {
+                "question": f"{random_sentences(rng, 6)} What is {a} plus {b}?",
+                "answer": f"It is {a} + {b} = {a + b}.\n#### {a + b}",
+            }
             for a, b in sums
         ]
-        _lines(folder / f"{split}.jsonl", records)
+        _write_json_lines(folder / f"{split}.jsonl", records)
     return folder
 
 
@@ -58,58 +67,64 @@ def openbookqa(folder: Path, task: str, words: int) -> Path:
     for split in ("train", "test"):
         records = []
         for number in range(8):
-            choices = [{"text": text(rng, 2), "label": label} for label in "ABCD"]
-            question = {"stem": text(rng, 8), "choices": choices}
+            choices = [{"text": random_sentences(rng, 2), "label": label} for label in "ABCD"]
+            question = {"stem": random_sentences(rng, 8), "choices": choices}
             records.append({"id": str(number), "question": question, "answerKey": rng.choice("ABCD")})
-        _lines(folder / f"{split}.jsonl", records)
+        _write_json_lines(folder / f"{split}.jsonl", records)
     return folder
 
 
 def summaries(folder: Path, task: str, words: int) -> Path:
     """Write records with ``sources`` and ``summary/short``, as Multi-LexSum has them."""
     rng = random.Random("multi_lexsum")
-    records = [{"sources": [text(rng, LONG)], "summary/short": text(rng, 30)} for _ in range(RECORDS)]
-    return _lines(folder / "test.jsonl", records)
+    records = [
+        {"sources": [random_sentences(rng, LONG)], "summary/short": random_sentences(rng, 30)} for _ in range(RECORDS)
+    ]
+    return _write_json_lines(folder / "test.jsonl", records)
 
 
 def book_summaries(folder: Path, task: str, words: int) -> Path:
     """Write records with ``context`` and ``answer``, as InfiniteBench has them."""
     rng = random.Random("infinitebench_sum")
-    records = [{"id": n, "context": text(rng, LONG), "answer": [text(rng, 30)]} for n in range(RECORDS)]
-    return _lines(folder / "longbook_sum_eng.jsonl", records)
+    records = [
+        {"id": n, "context": random_sentences(rng, LONG), "answer": [random_sentences(rng, 30)]} for n in range(RECORDS)
+    ]
+    return _write_json_lines(folder / "longbook_sum_eng.jsonl", records)
 
 
 def books(folder: Path, task: str, words: int) -> Path:
     """Write a folder of books, one text file each."""
     rng = random.Random("books")
     for number in range(RECORDS):
-        _write(folder / f"book-{number}.txt", text(rng, 2 * LONG))
+        _write_once(folder / f"book-{number}.txt", random_sentences(rng, 2 * LONG))
     return folder
 
 
 def article(folder: Path, task: str, words: int) -> Path:
     """Write one text of lines, as WikiText-2's raw test split has them."""
     rng = random.Random("article")
-    return _write(folder / "test.txt", "\n".join(text(rng, 60) for _ in range(LONG // 60)) + "\n")
+    return _write_once(folder / "test.txt", "\n".join(random_sentences(rng, 60) for _ in range(LONG // 60)) + "\n")
 
 
-def documents(folder: Path, task: str, words: int) -> Path:
+def write_c4_documents(folder: Path, task: str, words: int) -> Path:
     """Write records with ``text``, as C4 has them."""
     rng = random.Random("documents")
-    return _lines(folder / "documents.jsonl", [{"text": text(rng, LONG)} for _ in range(RECORDS)])
+    return _write_json_lines(
+        folder / "documents.jsonl", [{"text": random_sentences(rng, LONG)} for _ in range(RECORDS)]
+    )
 
 
-def _lines(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
-    return _write(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+def _write_json_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
+    return _write_once(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
 
-def _write(path: Path, content: str) -> Path:
+def _write_once(path: Path, content: str) -> Path:
     """Write a file unless it exists with this content; several processes may write it at once."""
     if not path.is_file() or path.read_text(encoding="utf-8") != content:
         from kvbench.util import atomic
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(path, content.encode())
+        atomic.replace_file(path, content.encode())
     return path
 
 
@@ -127,8 +142,8 @@ LAYOUTS: dict[str, Callable[[Path, str, int], Path]] = {
     "pg19": books,
     "perplexity/pg19": books,
     "perplexity/wikitext2": article,
-    "perplexity/c4": documents,
-    "perplexity/c4_new": documents,
+    "perplexity/c4": write_c4_documents,
+    "perplexity/c4_new": write_c4_documents,
 }
 
 

@@ -25,10 +25,10 @@ def states(item: Item, plan: Plan) -> list[str]:
     """
     folder = plan.out / item.id
     paths = [folder / "cells.json", *sorted(folder.glob("*/cells.json"))]
-    return [_state(item, path, plan) for path in paths if path.exists()]
+    return [_item_state(item, path, plan) for path in paths if path.exists()]
 
 
-def _state(item: Item, path: Path, plan: Plan) -> str:
+def _item_state(item: Item, path: Path, plan: Plan) -> str:
     try:
         content = stored.content(path)
         cells = content["cells"]
@@ -85,7 +85,7 @@ def _faults(names: Iterable[str], runs: Path) -> Iterator[str]:
     older = [age for age in ages if age]
     if older:
         parts = sorted({part for age in older for part in age}, key=codes.order)
-        yield f"{_of(len(older), len(ids))} of {codes.shown(parts)}"
+        yield f"{_of(len(older), len(ids))} of {codes.older_code_remark(parts)}"
     if files:
         from experiments.fold.points import FOLDERS
 

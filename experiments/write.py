@@ -9,12 +9,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from experiments import stored
-from experiments.draw.figure import draw
-from experiments.draw.table import latex, markdown, to_csv
-from experiments.fold.cells import Cell, Folded, Heading, Verdict, ends
+from experiments.draw.figure import draw_item
+from experiments.draw.table import item_markdown, latex, to_csv
+from experiments.fold.cells import Cell, Folded, Heading, Verdict, interval_fields
 from experiments.fold.claims import OPEN
 from experiments.item import Item
-from experiments.place import Choice, Place, place
+from experiments.place import Choice, Place, place_result
 from experiments.plan import Plan
 from kvbench.metrics import intervals
 from kvbench.util import atomic
@@ -22,15 +22,15 @@ from kvbench.util import atomic
 PICTURES = ("figure.png", "figure.svg")
 
 
-def write(item: Item, folded: Folded, plan: Plan) -> tuple[Place, str]:
+def write_item(item: Item, folded: Folded, plan: Plan) -> tuple[Place, str]:
     """Write all files of an item; return their place and the reason why there is no picture, if any."""
     wanted = plan.folder(item)
     before = stored.content(wanted / "cells.json") if (wanted / "cells.json").exists() else None
-    old = [] if before is None else read(before).cells
+    old = [] if before is None else read_folded(before).cells
     same = _numbers(old) == _numbers(folded.cells)  # then the picture is still that of the cells
     pictures = [] if item.draw == "table" else [wanted / name for name in PICTURES]
     chosen = Choice(write=plan.write, replace=plan.replace)
-    where = place(wanted, chosen, _samples(folded.cells), _samples(old), pictures, same)
+    where = place_result(wanted, chosen, _samples(folded.cells), _samples(old), pictures, same)
     folder = where.path
     folder.mkdir(parents=True, exist_ok=True)
     content = {
@@ -56,14 +56,14 @@ def write(item: Item, folded: Folded, plan: Plan) -> tuple[Place, str]:
         "arrays": folded.arrays,
     }
     texts = {
-        "table.md": markdown(item, folded),
+        "table.md": item_markdown(item, folded),
         "table.tex": latex(item, folded),
         "table.csv": to_csv(folded),
         "cells.json": json.dumps(_finite(content), indent=1, ensure_ascii=False) + "\n",
     }
     for name, text in texts.items():
-        atomic.write(folder / name, text.encode())
-    return where, draw(item, folded, folder)
+        atomic.replace_file(folder / name, text.encode())
+    return where, draw_item(item, folded, folder)
 
 
 def _samples(cells: Sequence[Cell]) -> dict[str, int]:
@@ -75,14 +75,14 @@ def _numbers(cells: Sequence[Cell]) -> dict[tuple[str, str, str], float | None]:
     return {(cell.model, cell.row, cell.column): cell.ours for cell in cells}
 
 
-def read(content: dict[str, Any]) -> Folded:
+def read_folded(content: dict[str, Any]) -> Folded:
     """Return the folded item of a ``cells.json``, without the arrays of its picture.
 
     Files of older versions have standard errors alone: their intervals are those of the moments.
     """
     headings = [Heading(**heading) for heading in content["headings"]]
     shares = {heading.name for heading in headings if heading.unit == "%"}
-    cells = [_cell(cell, 100.0 if cell["column"] in shares else None) for cell in content["cells"]]
+    cells = [_read_cell(cell, 100.0 if cell["column"] in shares else None) for cell in content["cells"]]
     return Folded(
         headings=headings,
         rows=content["rows"],
@@ -106,7 +106,7 @@ def claims_of(content: Mapping[str, Any]) -> list[Verdict]:
     return verdicts
 
 
-def _cell(known: dict[str, Any], scale: float | None) -> Cell:
+def _read_cell(known: dict[str, Any], scale: float | None) -> Cell:
     """Return a cell of a ``cells.json``.
 
     Args:
@@ -117,11 +117,11 @@ def _cell(known: dict[str, Any], scale: float | None) -> Cell:
     if "low" in known or cell.ours is None or cell.stderr is None:
         return cell
     if scale is None:
-        more = ends(cell.ours, cell.stderr, cell.n)
+        more = interval_fields(cell.ours, cell.stderr, cell.n)
         return replace(
             cell,
             **more,
-            **({} if cell.to_base is None else ends(cell.to_base, cell.to_base_stderr, cell.n, "to_base_")),
+            **({} if cell.to_base is None else interval_fields(cell.to_base, cell.to_base_stderr, cell.n, "to_base_")),
         )
     own, error = cell.ours / scale, cell.stderr / scale
     low, high = intervals.of_score_moments(own, error, cell.n) or (0.0, 1.0)

@@ -52,7 +52,7 @@ class ConfigError(KvbenchError):
             hint = f"did you mean '{near}'?" if near else ""
         self.hint = hint
         typed = str(value).lower() if isinstance(value, bool) else value
-        shown = cut(f"{key}={typed}" if value is not None else key)
+        shown = cut_text(f"{key}={typed}" if value is not None else key)
         lines = [f"{shown}: {problem}."]
         if self.allowed:
             given = str(value) if value is not None else key.rsplit(".", 1)[-1]
@@ -100,7 +100,7 @@ def few(names: Sequence[str] | str, given: str, listing: str = "") -> str:
     return f"{', '.join(near)}, ... ({len(names)} in all{listing and f'; {listing} lists them'})"
 
 
-def cut(text: str) -> str:
+def cut_text(text: str) -> str:
     """Return `text`; if it is longer than :data:`SHOWN` characters, only its beginning, followed by its length."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
 

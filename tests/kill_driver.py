@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from kvbench.results import samples
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests.run_support import config
 
 SAMPLES = 24
@@ -44,11 +44,11 @@ def forked(work: Callable[[], object]) -> int:
 
 def work(directory: Path) -> Callable[[], object]:
     made = config(directory, dataset={"limit": SAMPLES, "new_tokens": 8})
-    return lambda: run(made)
+    return lambda: answer_run(made)
 
 
 def rows(directory: Path) -> int:
-    return sum(len(samples.read(path).rows) for path in directory.glob("*/samples.jsonl"))
+    return sum(len(samples.read_samples(path).rows) for path in directory.glob("*/samples.jsonl"))
 
 
 def kill(directory: Path, kills: int, seed: int, session_s: float) -> dict[str, object]:
@@ -93,11 +93,11 @@ if __name__ == "__main__":
     torch.set_num_threads(1)  # a fork of a process with OpenMP threads would hang
     place, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     with TemporaryDirectory() as elsewhere:  # whatever is imported on the way is imported before the first fork
-        run(config(elsewhere, "fp16", dataset={"limit": 2}))
+        answer_run(config(elsewhere, "fp16", dataset={"limit": 2}))
         gc.collect()
         gc.freeze()  # as in tests/conftest.py
         started = time.perf_counter()
-        run(config(elsewhere, dataset={"limit": 2}))
+        answer_run(config(elsewhere, dataset={"limit": 2}))
         session_s = time.perf_counter() - started
     answer = {"whole": work(place / "whole")(), "kill": kill(place / "kill", kills, seed, session_s)}
     print(RACE, file=sys.stderr, flush=True)

@@ -43,9 +43,9 @@ def test_the_core_needs_torch_and_transformers_alone() -> None:
 
 def test_a_configuration_is_checked_without_torch() -> None:
     code = BLOCKER + (
-        "from kvbench.util.confdir import options\n"
+        "from kvbench.util.confdir import group_options\n"
         "from kvbench.methods.load import load_method\n"
-        "for name in options('method'):\n"
+        "for name in group_options('method'):\n"
         "    load_method(name)\n"
     )
     done = _run(code, "torch,transformers,hydra,omegaconf")

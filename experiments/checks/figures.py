@@ -15,7 +15,7 @@ KI, MIB, GIB = 2**10, 2**20, 2**30
 Row = dict[str, Any]
 
 
-def grid(head: str, body: Iterable[Sequence[str]], rule: str = "") -> str:
+def markdown_grid(head: str, body: Iterable[Sequence[str]], rule: str = "") -> str:
     """Return a table in Markdown.
 
     Args:
@@ -35,19 +35,19 @@ def three(value: float) -> str:
 
 
 @cache
-def load(path: str) -> Any:
+def load_result_json(path: str) -> Any:
     """Return the content of a JSON file, named from the repository's root."""
     return stored.content(ROOT / path)
 
 
-def rows(path: str) -> list[Row]:
+def benchmark_rows(path: str) -> list[Row]:
     """Return the measurements in a benchmark's file."""
-    measured: list[Row] = load(path)["rows"]
+    measured: list[Row] = load_result_json(path)["rows"]
     return measured
 
 
 @cache
-def table(path: str) -> list[dict[str, str]]:
+def csv_rows(path: str) -> list[dict[str, str]]:
     """Return the rows of a CSV file, named from the repository's root."""
     with (ROOT / path).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
@@ -70,7 +70,7 @@ def one(among: Iterable[Row], **wanted: Any) -> Row:
     return chosen[0]
 
 
-def ends(values: Iterable[float]) -> str:
+def range_text(values: Iterable[float]) -> str:
     """Return the smallest and the largest value as text."""
     known = list(values)
     return f"{min(known)} to {max(known)}"

@@ -5,10 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from experiments.checks.figures import KI, Row, ends, grid, load, one, rows, some, spread
+from experiments.checks.figures import (
+    KI,
+    Row,
+    benchmark_rows,
+    load_result_json,
+    markdown_grid,
+    one,
+    range_text,
+    some,
+    spread,
+)
 from experiments.checks.rules import Block, Rule, Text
 from experiments.formats import which
-from experiments.formats.tpot import SOURCE, measured
+from experiments.formats.tpot import SOURCE, measured_tpot
 
 LINES, CLAIMS = "results/formats/lines.json", "results/formats/claims.json"
 FOLDER = "results/h200/formats"
@@ -31,30 +41,30 @@ TURBOQUANT = (
 COARSE = ("nvfp4 4over6", "nvfp4", "UltraQuant", "fp4_mx_block16")
 
 
-def line(name: str, tail: str = "open") -> Row:
+def format_line(name: str, tail: str = "open") -> Row:
     """Return a line: a quantizer with one choice of exact tokens."""
-    return one(load(LINES)["lines"], name=name, tail=tail)
+    return one(load_result_json(LINES)["lines"], name=name, tail=tail)
 
 
-def divergence(name: str, tail: str = "open") -> list[float]:
+def format_divergence(name: str, tail: str = "open") -> list[float]:
     """Return the mean KL divergence and its interval, in 0.0001 nats."""
-    return [1e4 * line(name, tail)["kld"][key] for key in ("mean", "low", "high")]
+    return [1e4 * format_line(name, tail)["kld"][key] for key in ("mean", "low", "high")]
 
 
 def kld(name: str) -> str:
     """Return the same as text."""
-    mean, low, high = divergence(name)
+    mean, low, high = format_divergence(name)
     return f"{mean} ({low} to {high})"
 
 
 def lost(name: str) -> str:
     """Return the points of score that a line has less than fp16."""
-    return spread(line(name)["vs_fp16"], factor=-100)
+    return spread(format_line(name)["vs_fp16"], factor=-100)
 
 
 def claim(first: str, second: str) -> Row:
     """Return the paired comparison of two quantizers."""
-    return one(load(CLAIMS), better=f"{first} | open", worse=f"{second} | open")
+    return one(load_result_json(CLAIMS), better=f"{first} | open", worse=f"{second} | open")
 
 
 def apart(first: str, second: str, form: str = "{} ({} to {})") -> str:
@@ -66,17 +76,17 @@ def apart(first: str, second: str, form: str = "{} ({} to {})") -> str:
 
 def beside_int4(key: str, form: str, *models: str) -> list[float]:
     """Return the smallest and the largest ratio of a format's figure to ``int4_g128``'s at the same point."""
-    base = {(row["model"], row["context"]): row[key] for row in some(rows(KERNEL), format="int4_g128")}
-    own = [row for row in some(rows(KERNEL), format=form) if row["model"] in (models or ("7b", "8b"))]
+    base = {(row["model"], row["context"]): row[key] for row in some(benchmark_rows(KERNEL), format="int4_g128")}
+    own = [row for row in some(benchmark_rows(KERNEL), format=form) if row["model"] in (models or ("7b", "8b"))]
     ratios = [row[key] / base[row["model"], row["context"]] for row in own]
     return [min(ratios), max(ratios)]
 
 
-def rules() -> Iterator[Rule]:
+def format_rules() -> Iterator[Rule]:
     """Yield the rules."""
-    yield Block(PAGE, which.table(), f"{LINES}, {FOLDER}", "formats")
+    yield Block(PAGE, which.which_format_table(), f"{LINES}, {FOLDER}", "formats")
     yield Block(METHODS, _turboquant(), LINES, "turboquant")
-    for sentences in (_closeness, _bits, _times):
+    for sentences in (_closeness, _bits, _h200_time_texts):
         yield from sentences()
 
 
@@ -84,12 +94,12 @@ def _turboquant() -> str:
     """Return the table of TurboQuant's settings."""
     body = []
     for label, name, tail in TURBOQUANT:
-        row, (mean, low, high) = line(name, tail), divergence(name, tail)
+        row, (mean, low, high) = format_line(name, tail), format_divergence(name, tail)
         digits = max(1 - math.floor(math.log10(mean)), 0)
         cell = f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
         score = f"{100 * row['vs_fp16']['diff'] or 0.0:+.1f} ± {100 * row['vs_fp16']['stderr']:.1f}"
         body.append([label, f"{row['bits']:.2f}", cell, f"{100 * row['same_top']['share']:.1f} %", score])
-    return grid("| TurboQuant | bits | KL divergence, mean | same first choice | score, points |", body)
+    return markdown_grid("| TurboQuant | bits | KL divergence, mean | same first choice | score, points |", body)
 
 
 def _closeness() -> list[Text]:
@@ -97,26 +107,30 @@ def _closeness() -> list[Text]:
     fp8, int8, q8 = "fp8", "int8 per token", "q8_0, rotated"
     plain, turned = "int4 per token", "int4 per token, rotated"
     k4v2, three, four = "KVarN k4v2", "TurboQuant 3 bits", "TurboQuant 4 bits"
-    times = {name: 1e3 * seconds for name, seconds in measured().items()}
+    times = {name: 1e3 * seconds for name, seconds in measured_tpot().items()}
     for name in (fp8, int8, q8):
-        assert -line(name)["vs_fp16"]["diff"] <= 1.96 * line(name)["vs_fp16"]["stderr"], f"{LINES}: {name} loses score"
+        assert -format_line(name)["vs_fp16"]["diff"] <= 1.96 * format_line(name)["vs_fp16"]["stderr"], (
+            f"{LINES}: {name} loses score"
+        )
     entry = claim("q4_0, rotated", "q4_0, not rotated")["kld"]["kld_mean"]
     assert entry["low"] < 0 < entry["high"], f"{CLAIMS}: a gain by rotation can be seen"
     alike = ("kivi int4 G32", "kivi int4 G128", "q4_0, rotated", four, "KVarN k4v4", turned)
-    means, lows, highs = zip(*map(divergence, alike), strict=True)
+    means, lows, highs = zip(*map(format_divergence, alike), strict=True)
     assert max(lows) < min(means) and max(means) < min(highs), f"{LINES}: not within each other's intervals"
     ordered = sorted((*alike, "vLLM int4 per token"), key=times.__getitem__)
     assert (ordered[0], ordered[-1]) == ("KVarN k4v4", four), f"{SOURCE}: the shortest and the longest steps"
     for other in (three, four):
         assert claim(k4v2, other)["kld"]["kld_mean"]["low"] > 0 and times[k4v2] < times[other], CLAIMS
     three_bits, four_bits = (apart(k4v2, other, "{}, {} to {}") for other in (three, four))
-    before, after = divergence(plain)[0], divergence(turned)[0]
+    before, after = format_divergence(plain)[0], format_divergence(turned)[0]
     return [
         Text(PAGE, SOURCE, f"Their steps take {times[int8]} and {times[q8]} ms, fp8's {times[fp8]}."),
         Text(PAGE, SOURCE, f"hadamard`, {times[turned] - times[plain]} ms a step at 7B"),
         Text(PAGE, LINES, f"is {kld(fp8)} where int8's is {kld(int8)} and q8_0's {kld(q8)}."),
         Text(PAGE, LINES, f"of int4 per token from {before} to {after}, by {apart(turned, plain)}."),
-        Text(PAGE, LINES, f"intervals, with {ends(line(name)['bits'] for name in alike)} bits when scored"),
+        Text(
+            PAGE, LINES, f"intervals, with {range_text(format_line(name)['bits'] for name in alike)} bits when scored"
+        ),
         Text(PAGE, LINES, f"q4_0, both rotated, by {apart('iq4_nl, rotated', 'q4_0, rotated')}."),
         Text(PAGE, CLAIMS, f"than TurboQuant's 3 bits (by {three_bits}) and 4 bits (by {four_bits})"),
     ]
@@ -124,16 +138,16 @@ def _closeness() -> list[Text]:
 
 def _bits() -> list[Text]:
     """Return what docs/which-format.md says of scores."""
-    content, table = load(LINES), which.table()
+    content, table = load_result_json(LINES), which.which_format_table()
     two = {row["name"] for row in content["lines"] if "int2" in row["name"] or "k2v2" in row["name"]}
     least = min(-100 * row["vs_fp16"]["diff"] for row in content["lines"] if row["name"] in two)
     named = {*two, *COARSE, "TurboQuant 4 bits, QJL", "KVarN k4v2"}
     fours = {row["name"] for row in some(content["lines"], tail="open") if 4 <= row["bits"] < 6} - named
-    most = max(-100 * line(name)["vs_fp16"]["diff"] for name in fours if f"| {name} |" in table)
+    most = max(-100 * format_line(name)["vs_fp16"]["diff"] for name in fours if f"| {name} |" in table)
     sketch = spread(claim("TurboQuant 4 bits, QJL", "TurboQuant 4 bits")["score"], factor=-100)
     balance = spread(claim("KVarN k2v2", "k2v2, rotated, not balanced")["score"], factor=-100)
-    oscar, own = line("OSCAR int2"), line("OSCAR int2", "own")
-    wide = [line(name, "wide") for name in ("kivi int2 G32", "KVarN k2v2", "kivi int2 G128")]
+    oscar, own = format_line("OSCAR int2"), format_line("OSCAR int2", "own")
+    wide = [format_line(name, "wide") for name in ("kivi int2 G32", "KVarN k2v2", "kivi int2 G128")]
     right = [100 * row["score"]["score"] for row in (oscar, own, *wide)]
     over6, nvfp4, ultra, mx = map(lost, COARSE)
     return [
@@ -145,37 +159,40 @@ def _bits() -> list[Text]:
         Text(PAGE, LINES, f"formats of 4 bits in the table lose {most} or less"),
         Text(PAGE, LINES, f"with 3. It loses {lost('TurboQuant 3 bits')} points"),
         Text(PAGE, LINES, f"values in 2) loses {lost('KVarN k4v2')}; with"),
-        Text(PAGE, LINES, f"; with {line('KVarN k4v2')['bits']} bits when scored, because"),
+        Text(PAGE, LINES, f"; with {format_line('KVarN k4v2')['bits']} bits when scored, because"),
         Text(PAGE, LINES, f"exact tokens answers {right[0]} % of the questions; with its own 320, {right[1]} %"),
         Text(PAGE, LINES, f"groups of 32 answers {right[2]} %, KVarN {right[3]} % and KIVI"),
         Text(PAGE, LINES, f"and KIVI in groups of 128 {right[4]} %; all"),
-        Text(PAGE, LINES, f"all four caches then hold {ends(row['bits'] for row in (own, *wide))} bits"),
+        Text(PAGE, LINES, f"all four caches then hold {range_text(row['bits'] for row in (own, *wide))} bits"),
         Text(PAGE, CLAIMS, f"not in the table, scores {sketch} points less"),
         Text(PAGE, CLAIMS, f"its tiles score {balance} points more"),
     ]
 
 
-def _times() -> list[Text]:
+def _h200_time_texts() -> list[Text]:
     """Return what several pages say of times on an H200."""
-    at = [one(rows(KERNEL), model="7b", context=128 * KI, format=form) for form in ("turboquant_4bit", "int4_g128")]
+    at = [
+        one(benchmark_rows(KERNEL), model="7b", context=128 * KI, format=form)
+        for form in ("turboquant_4bit", "int4_g128")
+    ]
     ratios = {form: beside_int4("per_byte", form) for form in ("nvfp4", "turboquant_4bit", "kvarn_k4v4")}
     nvfp4, turboquant, _ = ([100 * (ratio - 1) for ratio in of_form] for of_form in ratios.values())
     k4v4, k4v2, seven_b = ratios["kvarn_k4v4"], beside_int4("us", "kvarn_k4v2"), beside_int4("per_byte", "nvfp4", "7b")
     share, turned = 100 * beside_int4("bytes", "kvarn_k4v2")[0], "rotation.key=hadamard:rotation.value=hadamard"
 
     def longer(file: str, setting: str) -> float:
-        steps = rows(f"{FOLDER}/{file}.json")
+        steps = benchmark_rows(f"{FOLDER}/{file}.json")
         plain, with_it = (one(steps, setting=name)["tpot_s"]["median"] for name in (setting, f"{setting}:{turned}"))
         return float(1e3 * (with_it - plain))
 
     seven, eight = longer("tpot_7b", "kivi:int4_token:residual=1"), longer("tpot_8b", "kivi:int4_g128")
     return [
         Text(PAGE, KERNEL, f"takes {at[0]['us']} µs where int4 in groups of 128 takes {at[1]['us']} ("),
-        Text(SPEED, KERNEL, f"nvfp4 {ends(nvfp4)} % longer, and TurboQuant"),
-        Text(SPEED, KERNEL, f"looks up its levels, {ends(turboquant)} % (4 bits)."),
-        Text(KERNELS, KERNEL, f"KVarN's 4-bit tiles take {ends(k4v4)} times the time per byte of `int4_g128`"),
-        Text(KERNELS, KERNEL, f"and with 2-bit values ({share} % of the bytes) {ends(k4v2)} of its time"),
-        Text(KERNELS, KERNEL, f"the kernel takes {ends(seven_b)} times the time per byte of `int4_g128`"),
+        Text(SPEED, KERNEL, f"nvfp4 {range_text(nvfp4)} % longer, and TurboQuant"),
+        Text(SPEED, KERNEL, f"looks up its levels, {range_text(turboquant)} % (4 bits)."),
+        Text(KERNELS, KERNEL, f"KVarN's 4-bit tiles take {range_text(k4v4)} times the time per byte of `int4_g128`"),
+        Text(KERNELS, KERNEL, f"and with 2-bit values ({share} % of the bytes) {range_text(k4v2)} of its time"),
+        Text(KERNELS, KERNEL, f"the kernel takes {range_text(seven_b)} times the time per byte of `int4_g128`"),
         Text(ROTATION, FOLDER, f"takes {seven} ms longer at 7B (32k tokens; {1e3 * seven / 32} µs a layer)"),
         Text(ROTATION, FOLDER, f"and {eight} ms at 8B (128k tokens; {1e3 * eight / 32} µs)"),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.checks.figures import GIB, KI, Row, ends, load, one, rows, some
+from experiments.checks.figures import GIB, KI, Row, benchmark_rows, load_result_json, one, range_text, some
 from experiments.checks.rules import Rule, Text
 
 FOLDER = "results/h200"
@@ -32,25 +32,25 @@ SETTINGS = {
 }
 
 
-def attention(file: str, model: str, batch: int, thousands: int, form: str, new: int = 1) -> list[Row]:
+def attention_rows(file: str, model: str, batch: int, thousands: int, form: str, new: int = 1) -> list[Row]:
     """Return what the CUDA kernel did at one point; empty if the file does not have it."""
     at = {"model": model, "batch": batch, "context": thousands * KI, "q_len": new, "format": form, "path": "cuda"}
-    return some(rows(file), **at)
+    return some(benchmark_rows(file), **at)
 
 
 def packing(form: str, what: str = "kernel") -> float:
     """Return the milliseconds in which the keys and values of a 7B layer are packed, 32k tokens."""
-    return float(one(rows(QUANTIZE), model="7b", context=32 * KI, format=form, what=what)["us"] / 1e3)
+    return float(one(benchmark_rows(QUANTIZE), model="7b", context=32 * KI, format=form, what=what)["us"] / 1e3)
 
 
 def step(setting: str, thousands: int) -> Row:
     """Return the decode steps of the whole 7B model."""
-    return one(rows(TPOT), setting=setting, context=thousands * KI)
+    return one(benchmark_rows(TPOT), setting=setting, context=thousands * KI)
 
 
 def odd_steps(file: str, setting: str) -> list[Row]:
     """Return the decode steps at 32k and 128k tokens in the runs of H2O and of odd windows."""
-    return [one(rows(file), setting=setting, prompt=thousands * KI) for thousands in (32, 128)]
+    return [one(benchmark_rows(file), setting=setting, prompt=thousands * KI) for thousands in (32, 128)]
 
 
 def median(row: Row) -> float:
@@ -70,12 +70,12 @@ def over(row: Row) -> float:
 
 def finished(file: str) -> list[Row]:
     """Return the points that did not run out of memory, by batch."""
-    return sorted(some(rows(file), status="ok"), key=lambda row: int(row["batch"]))
+    return sorted(some(benchmark_rows(file), status="ok"), key=lambda row: int(row["batch"]))
 
 
 def refused(file: str) -> int:
     """Return the smallest batch that ran out of memory."""
-    return min(int(row["batch"]) for row in some(rows(file), status="oom"))
+    return min(int(row["batch"]) for row in some(benchmark_rows(file), status="oom"))
 
 
 def logquant_setting(method: str) -> str:
@@ -89,20 +89,20 @@ def gains() -> list[float]:
     return [100 * (best["logquant"][key] / best["fp16"][key] - 1) for key in ("tokens_per_s", "batch")]
 
 
-def rules() -> Iterator[Rule]:
+def h200_rules() -> Iterator[Rule]:
     """Yield the rules of the sentences."""
-    for sentences in (_layers, _steps, _parts, _captured, _batches, _two_gpus):
+    for sentences in (_layers, _step_texts, _step_part_texts, _captured, _batches, _two_gpus):
         yield from sentences()
 
 
 def _layers() -> list[Text]:
     """Return those of one layer's attention and packing."""
-    mix, kivi4 = (one(attention(SECOND, "7b", 1, 4, form)) for form in ("mix", "kivi4"))
-    near, far = (one(attention(FIRST, "7b", 1, thousands, "int4_g128")) for thousands in (4, 128))
+    mix, kivi4 = (one(attention_rows(SECOND, "7b", 1, 4, form)) for form in ("mix", "kivi4"))
+    near, far = (one(attention_rows(FIRST, "7b", 1, thousands, "int4_g128")) for thousands in (4, 128))
     int4, quanto, hqq = packing("int4_g128"), packing("int4", "quanto 4-bit"), packing("int4", "hqq 4-bit")
     plain = packing("int4_g128", "torch's way")
-    flushes = [row["gpu_us"] for row in load(QUANTIZE)["flushes"] if row["model"] == "7b"]
-    odd = [row for row in load(ODD_LAYER) if "us" in row]
+    flushes = [row["gpu_us"] for row in load_result_json(QUANTIZE)["flushes"] if row["model"] == "7b"]
+    odd = [row for row in load_result_json(ODD_LAYER) if "us" in row]
     w42, w64 = ([one(odd, bits=2, win=win, T=k * KI, heads=32)["us"] for k in (32, 128)] for win in (42, 64))
     return [
         Text(PAGE, SECOND, f"at 4k ({mix['us']} against bf16's {mix['best_us']})"),
@@ -113,32 +113,32 @@ def _layers() -> list[Text]:
         Text(PAGE, QUANTIZE, f"(quanto {quanto} ms, hqq {hqq} ms, plain torch {plain} ms)"),
         Text(PAGE, QUANTIZE, f"decoding: {min(flushes)} (int4 G128, 128 keys) to {max(flushes)} microseconds"),
         Text(SPEED, QUANTIZE, f"a 7B layer takes {int4} ms (quanto {quanto}, hqq {hqq})"),
-        Text(SPEED, QUANTIZE, f"takes {ends(flushes)} µs at any length"),
+        Text(SPEED, QUANTIZE, f"takes {range_text(flushes)} µs at any length"),
         Text(FAQ, QUANTIZE, f"packing the 32k keys and values of one 7B layer takes {int4} ms"),
         Text(PAGE, ODD_LAYER, f"meets: {w42[0]} microseconds a layer at 32k and {w42[1]} at 128k"),
         Text(PAGE, ODD_LAYER, f"at 128k, W = 64: {w64[0]} and {w64[1]} ("),
     ]
 
 
-def _steps() -> list[Text]:
+def _step_texts() -> list[Text]:
     """Return those of decode steps of whole models."""
     fp16, int4 = (median(step(setting, 128)) for setting in ("fp16", "kivi:int4_g128"))
-    served = [row for row in some(rows(TPOT), path="cuda") if row["predicted"]["expected_tpot_s"]]
+    served = [row for row in some(benchmark_rows(TPOT), path="cuda") if row["predicted"]["expected_tpot_s"]]
     *within, worst = sorted(map(over, served))
     assert len(within) == 15 and within[-1] < 15 and worst == over(step("kivi:int2_g128", 128)), TPOT
     drafts = [step("quantspec:gamma=4", thousands) for thousands in (32, 128)]
     chance = [f"{row['speculation']['accepted']} of {row['speculation']['drafted']}" for row in drafts]
     rounds = [1e3 * row["decode_s"] / row["speculation"]["rounds"] for row in drafts]
-    compiled, full = median(one(rows(STATIC), setting="static-compiled")), median(step("fp16", 32))
-    later = [median(row) for row in rows(LATER)]
+    compiled, full = median(one(benchmark_rows(STATIC), setting="static-compiled")), median(step("fp16", 32))
+    later = [median(row) for row in benchmark_rows(LATER)]
     w42, w64, h2o = odd_steps(ODD, "logquant"), odd_steps(ODD, "logquant:window=64"), odd_steps(H2O, "h2o")
     means = [1e3 * row["tpot_s"]["mean"] for row in h2o]
-    long = one(rows(PREFILL), setting="kivi:int4_g128", context=128 * KI)
-    w42_prompt = one(rows(PREFILL_W42), setting="logquant")
+    long = one(benchmark_rows(PREFILL), setting="kivi:int4_g128", context=128 * KI)
+    w42_prompt = one(benchmark_rows(PREFILL_W42), setting="logquant")
     return [
         Text(FAQ, TPOT, f"takes {int4} ms per token at 128k with int4 in groups of 128, and {fp16} ms in bf16"),
         Text(SPEED, TPOT, f"but for int2 at 128k ({worst} %)"),
-        Text(PAGE, TPOT, f"what is expected ({ends(within)} %)"),
+        Text(PAGE, TPOT, f"what is expected ({range_text(within)} %)"),
         Text(PAGE, TPOT, f"the other one, int2 at 128k, is at {worst} %"),
         Text(PAGE, TPOT, f"right by chance alone: {' and '.join(chance)} accepted)"),
         Text(PAGE, TPOT, f"{median(drafts[0])} ms a token at 32k and {median(drafts[1])} at 128k"),
@@ -156,15 +156,15 @@ def _steps() -> list[Text]:
         Text(PAGE, PREFILL_W42, f"a 32k prompt is read and packed in {w42_prompt['over_stock']} of stock's time"),
         Text(SPEED, PREFILL, f"the time of stock transformers ({long['seconds']} s) at {long['peak'] / GIB} instead"),
         Text(SPEED, PREFILL, f"instead of {long['stock_peak'] / GIB} GiB (kivi int4)"),
-        Text(SPEED, KVQUANT, f"3 bits and 1 % outliers takes {median(one(rows(KVQUANT)))} ms at 32k"),
+        Text(SPEED, KVQUANT, f"3 bits and 1 % outliers takes {median(one(benchmark_rows(KVQUANT)))} ms at 32k"),
     ]
 
 
-def _parts() -> list[Text]:
+def _step_part_texts() -> list[Text]:
     """Return those of what a step is made of, and of peaks of memory."""
 
     def profile(file: str, name: str) -> Row:
-        row = one(rows(file), setting=SETTINGS[name])
+        row = one(benchmark_rows(file), setting=SETTINGS[name])
         return {"ms": median(row), "busy": row["profile"]["busy_ms"], **row["profile"]["ms"]}
 
     names = ("kivi int4, G 128", "logquant int2, W 64", "cocktail 10/30/60", "fp16")
@@ -172,7 +172,7 @@ def _parts() -> list[Text]:
     many, *others = (profile(PROFILE_48, name) for name in names)
     log48, cocktail48, fp48 = (f"{row['ms']} ({row['attention']}, {row['linear']}, -)" for row in others)
     files = [f"{PEAKS}/{name}.json" for name in ("prefill", "random", "kvquant")]
-    peaks = {row["setting"].split(":")[0]: row for file in files for row in rows(file)}
+    peaks = {row["setting"].split(":")[0]: row for file in files for row in benchmark_rows(file)}
     used = {name: row["over_used"] for name, row in peaks.items()}
     took = {name: median(row) for name, row in peaks.items()}
     return [
@@ -200,7 +200,7 @@ def _parts() -> list[Text]:
 
 def _captured() -> list[Text]:
     """Return those of captured steps, compared with eager ones."""
-    same = some(rows(CAPTURED), how="graph")
+    same = some(benchmark_rows(CAPTURED), how="graph")
     assert len(same) == 12 and all(row.get("parted_at") is None and row["same_bill"] for row in same), CAPTURED
     tokens = f"{same[0]['tokens']} of {same[0]['tokens']}"
     places = [row["compiled"]["parted_at"] for row in same if row["compiled"]["parted_at"] is not None]
@@ -208,7 +208,11 @@ def _captured() -> list[Text]:
     gaps = [row["compiled"]["gap"] for row in same if row["compiled"]["gap"] and not row["method"].startswith("atom")]
     return [
         Text(PAGE, CAPTURED, f"snapkv: {tokens} each, same bytes"),
-        Text(PAGE, CAPTURED, f"somewhere (token {ends(places)}), where the two best logits are {ends(gaps)} apart"),
+        Text(
+            PAGE,
+            CAPTURED,
+            f"somewhere (token {range_text(places)}), where the two best logits are {range_text(gaps)} apart",
+        ),
         Text(SPEED, CAPTURED, f"with the same kernel: {tokens} in all twelve settings"),
     ]
 
@@ -223,10 +227,10 @@ def _batches() -> list[Text]:
         return f"{' / '.join(speeds)} {words} {' / '.join(sizes)}, out of memory at {refused(file)}"
 
     def eight(setting: str, run: str = "_last") -> str:
-        row = one(rows(f"{BATCH}/steps{run}.json"), setting=setting)
+        row = one(benchmark_rows(f"{BATCH}/steps{run}.json"), setting=setting)
         return f"{median(row)} ({median(row) / roof(row)})"
 
-    fp24k = one(rows(f"{BATCH}/fp16_24k.json"))
+    fp24k = one(benchmark_rows(f"{BATCH}/fp16_24k.json"))
     return [
         Text(PAGE, fp16, f"fp16 {tried(fp16)};"),
         Text(PAGE, logquant, f"logquant int2 (W 64) {tried(logquant)}."),
@@ -244,7 +248,7 @@ def _two_gpus() -> list[Text]:
     """Return those of two GPUs: one GPU, layers over two and heads over two."""
 
     def measured(file: str, layout: str, method: str, graphs: str) -> Row:
-        entry: dict[str, Row] = load(file)["layouts"][layout]["131072 tokens"]
+        entry: dict[str, Row] = load_result_json(file)["layouts"][layout]["131072 tokens"]
         return next(entry[key] for key in (f"{method}, graphs={graphs}", method) if key in entry)
 
     lines, captured = [], {}
@@ -261,8 +265,10 @@ def _two_gpus() -> list[Text]:
         lines.append(f"| {' | '.join(cells)} ({first['tpot_ms'] / second['tpot_ms']}x) |")
     single, both = captured["quantspec"]
     fp16, fp16_both = (row["tpot_ms"] for row in captured["fp16"])
-    alone = some(load(f"{TWO}/captured/second.json")["times"], compiled=True)  # nobody else was on these GPUs
-    far = one(load(f"{TWO}/captured/first.json")["times"], setting="fp16", context=128 * KI)
+    alone = some(
+        load_result_json(f"{TWO}/captured/second.json")["times"], compiled=True
+    )  # nobody else was on these GPUs
+    far = one(load_result_json(f"{TWO}/captured/first.json")["times"], setting="fp16", context=128 * KI)
     near = one(alone, setting="fp16", context=32 * KI)
     longer = [100 * (row["ratio"] - 1) for row in (far, *alone)]
     at32, at128 = ([row[side]["median_ms"] for side in ("two", "one")] for row in (near, far))
@@ -271,7 +277,7 @@ def _two_gpus() -> list[Text]:
         Text(PAGE_TWO, LONG, f"({single['tokens_a_round']} tokens a round in both captured runs)"),
         Text(PAGE_TWO, LONG, f"a verification takes {single['step_ms']} ms on one GPU and {both['step_ms']} on two."),
         Text(SPEED, LONG, f"fp16 at 128k takes {fp16_both} ms instead of {fp16}, both captured"),
-        Text(SPEED, CAPTURED_TWO, f"takes {ends(longer)} % longer than on one GPU"),
+        Text(SPEED, CAPTURED_TWO, f"takes {range_text(longer)} % longer than on one GPU"),
         Text(SPEED, CAPTURED_TWO, f"(fp16 at 32k: {at32[0]} ms instead of {at32[1]}, at"),
         Text(SPEED, CAPTURED_TWO, f"at 128k {at128[0]} instead of {at128[1]}, both"),
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments import speculation
 from experiments.checks import h200
-from experiments.checks.figures import GIB, KI, Row, grid, load, one, rows, some, three
+from experiments.checks.figures import GIB, KI, Row, benchmark_rows, load_result_json, markdown_grid, one, some, three
 from experiments.checks.h200 import (
     FIRST,
     FOLDER,
@@ -60,11 +60,11 @@ BATCHES = {
 }
 
 
-def rules() -> Iterator[Rule]:
+def h200_table_rules() -> Iterator[Rule]:
     """Yield the rules."""
-    yield Block(PAGE, points(), f"{FIRST}, {SECOND}", "attention")
+    yield Block(PAGE, attention_point_table(), f"{FIRST}, {SECOND}", "attention")
     yield Block(SPEED, layers(), FIRST, "attention")
-    yield Block(PAGE, steps(), TPOT, "steps")
+    yield Block(PAGE, decode_step_table(), TPOT, "steps")
     yield Block(SPEED, models(), TPOT, "models")
     yield Block(PAGE, odd_windows(), f"{H2O}, {ODD}", "odd-windows")
     yield Block(PAGE, prefill(), PREFILL, "prefill")
@@ -72,14 +72,14 @@ def rules() -> Iterator[Rule]:
     yield Block(SPEED, throughput(), f"{FOLDER}/whole/batch_*.json, {h200.logquant_setting('*')}", "throughput")
     yield Block(PAGE, products(), PRODUCTS, "products")
     yield Block(f"{HOUSE}/README.md", house(), f"{HOUSE}/tpot_*.json", "steps")
-    yield from speculation.blocks()
+    yield from speculation.speculation_blocks()
 
 
-def points() -> str:
+def attention_point_table() -> str:
     """Return the table of one layer's attention on two machines; ± where a time's spread is more than 2.5 %."""
     body = []
     for label, gate, at in POINTS:
-        measured = [row for file in (FIRST, SECOND) for row in h200.attention(file, *at)]
+        measured = [row for file in (FIRST, SECOND) for row in h200.attention_rows(file, *at)]
         cells = [["-"] * 3] * (2 - len(measured))
         for row in measured:
             half = (row["p90"] - row["p10"]) / 2
@@ -89,7 +89,7 @@ def points() -> str:
         faster = [f"{row['best_us'] / row['us']:.1f}" for row in measured]
         ratio = " / ".join(faster if label.startswith("int2") else faster[:1])
         body.append([label, str(gate), times, f"{shares} %", best, ratio])
-    return grid("| point | gate | CUDA kernel | share of the read ceiling | best bf16 | x |", body, "---")
+    return markdown_grid("| point | gate | CUDA kernel | share of the read ceiling | best bf16 | x |", body, "---")
 
 
 def share(row: Row) -> float:
@@ -107,14 +107,14 @@ def layers() -> str:
         ("32/8 heads, 128k", "8b", 128),
     ):
         forms = ("int8", "int4_g32", "int4_g128", "int2_g128")
-        measured = [one(h200.attention(FIRST, model, 1, thousands, form)) for form in forms]
+        measured = [one(h200.attention_rows(FIRST, model, 1, thousands, form)) for form in forms]
         cells = [f"{three(r['us'])} ({r['best_us'] / r['us']:.1f}x, {share(r):.0f}%)" for r in measured]
         body.append([label, three(measured[0]["best_us"]), *cells])
     head = "| µs (x over bf16, share of the read ceiling) | bf16 SDPA | int8 | int4, G 32 | int4, G 128 | int2, G 128 |"
-    return grid(head, body)
+    return markdown_grid(head, body)
 
 
-def steps() -> str:
+def decode_step_table() -> str:
     """Return the table of decode steps of whole models."""
     body = []
     for label, setting in SETTINGS.items():
@@ -126,7 +126,7 @@ def steps() -> str:
             cells += [f"{roof(row, 'expected_tpot_s'):.2f}", f"{row['over_used']:.3f}"]
         body.append(cells)
     head = "| setting | 32k: gate | ms | roof | expected | peak | 128k: gate | ms | roof | expected | peak |"
-    return grid(head, body, "---")
+    return markdown_grid(head, body, "---")
 
 
 def models() -> str:
@@ -145,7 +145,7 @@ def models() -> str:
         ["128k", *(f"{median(row):.2f} ({roof(row):.2f})" for row in long)],
         ["peak while decoding at 128k, GiB", *(f"{row['peak']['decode'] / GIB:.1f}" for row in long)],
     ]
-    return grid(f"| | {' | '.join(name.removesuffix(', W 64') for name in names)} |", body)
+    return markdown_grid(f"| | {' | '.join(name.removesuffix(', W 64') for name in names)} |", body)
 
 
 def odd_windows() -> str:
@@ -158,12 +158,12 @@ def odd_windows() -> str:
     ):
         measured = [(median(row), 1e3 * row["tpot_s"]["p99"], roof(row)) for row in h200.odd_steps(file, setting)]
         body.append([label, *(f"{figure:.2f}" for figures in measured for figure in figures)])
-    return grid("| setting | 32k: median | p99 | roof | 128k: median | p99 | roof |", body, "---")
+    return markdown_grid("| setting | 32k: median | p99 | roof | 128k: median | p99 | roof |", body, "---")
 
 
 def prefill() -> str:
     """Return the table of prefill beside stock transformers."""
-    measured = rows(PREFILL)
+    measured = benchmark_rows(PREFILL)
     stock = [one(measured, setting="fp16", context=thousands * KI) for thousands in (32, 128)]
     (short, first), (long, second) = ((row["stock_s"], row["stock_peak"] / GIB) for row in stock)
     body = [["stock", f"{short:.3f}", f"{first:.1f}", f"{long:.2f}", f"{second:.1f}"]]
@@ -180,7 +180,7 @@ def prefill() -> str:
             cells += [f"{row['seconds']:.{digits}f} ({ratio:.{1 if digits == 3 or ratio < 99.95 else 0}f} %){search}"]
             cells += [f"{row['peak'] / GIB:.1f}"]
         body.append([*cells, *["-"] * (5 - len(cells))])
-    return grid("| 7B | 32k: s | peak, GiB | 128k: s | peak, GiB |", body, "---")
+    return markdown_grid("| 7B | 32k: s | peak, GiB | 128k: s | peak, GiB |", body, "---")
 
 
 def batches() -> str:
@@ -197,7 +197,7 @@ def batches() -> str:
             cells += [f"{median(last):.1f}{unit}", f"{roof(last):.1f}"]
         body.append(cells)
     head = "| setting | 4k: tokens/s at 4 / 16 / 64 / largest | largest (oom) | TPOT there | roof "
-    return grid(head + "| 8k: 4 / 16 / largest | largest (oom) | TPOT there | roof |", body, "---")
+    return markdown_grid(head + "| 8k: 4 / 16 / largest | largest (oom) | TPOT there | roof |", body, "---")
 
 
 def throughput() -> str:
@@ -216,33 +216,33 @@ def throughput() -> str:
         ["8B, LogQuant's setting", largest(h200.logquant_setting("fp16")), "", more, ""],
     ]
     head = "| tokens per second (batch) | fp16 | kivi int4, G 128 | logquant int2 | cocktail 10/30/60 |"
-    return grid(head, body)
+    return markdown_grid(head, body)
 
 
 def products() -> str:
     """Return the table of products of a matrix and a vector."""
-    ceiling = load(PRODUCTS)["ceiling"]["GB_s"]
-    body, shapes = [], list(dict.fromkeys((row["rows"], row["columns"]) for row in rows(PRODUCTS)))
+    ceiling = load_result_json(PRODUCTS)["ceiling"]["GB_s"]
+    body, shapes = [], list(dict.fromkeys((row["rows"], row["columns"]) for row in benchmark_rows(PRODUCTS)))
     for label, by in {
         "kernel": "kernel",
         "torch (cuBLAS)": "torch (library)",
         "`torch.compile`, tuned": "torch.compile, tuned",
     }.items():
-        own = [some(rows(PRODUCTS), by=by, rows=high, columns=wide)[0] for high, wide in shapes]
+        own = [some(benchmark_rows(PRODUCTS), by=by, rows=high, columns=wide)[0] for high, wide in shapes]
         body.append([label, *(f"{row['us']:.1f}" for row in own)])
         if by == "kernel":
             reached = [f"{100 * row['bytes'] / row['us'] / 1e3 / ceiling:.0f} %" for row in own]
             body.append([f"... of plain reads' {ceiling / 1e3:.2f} TB/s", *reached])
-    return grid(f"| | {' | '.join(f'{high} x {wide}' for high, wide in shapes)} |", body, "---")
+    return markdown_grid(f"| | {' | '.join(f'{high} x {wide}' for high, wide in shapes)} |", body, "---")
 
 
 def house() -> str:
     """Return the table of steps before and after the redesign of the packages, two runs each."""
-    runs = [rows(f"{HOUSE}/tpot_{name}.json") for name in ("before_1", "before_2", "after_1", "after_2")]
+    runs = [benchmark_rows(f"{HOUSE}/tpot_{name}.json") for name in ("before_1", "before_2", "after_1", "after_2")]
     body = []
     for row in runs[0]:
         first, second, third, fourth = (median(one(run, setting=row["setting"], prompt=row["prompt"])) for run in runs)
         change = 100 * ((third + fourth) / (first + second) - 1)
         cells = [f"{first:.3f}, {second:.3f}", f"{third:.3f}, {fourth:.3f}", f"{change:+.2f} %"]
         body.append([row["setting"], f"{row['context'] // KI}k", *cells])
-    return grid("| setting | tokens | before | after | after to before |", body)
+    return markdown_grid("| setting | tokens | before | after | after to before |", body)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.checks.figures import GIB, KI, Row, ends, load, one, rows
+from experiments.checks.figures import GIB, KI, Row, benchmark_rows, load_result_json, one, range_text
 from experiments.checks.rules import Block, Rule, Text
 from experiments.efficiency import latency
-from experiments.efficiency.latency import FOLDER, MODELS, PAPER, fits, points
+from experiments.efficiency.latency import FOLDER, MODELS, PAPER, fits, latency_points
 
 PAGE = "docs/bytes-and-latency.md"
 CAPACITY, IDLE = f"{FOLDER}/capacity.json", f"{FOLDER}/energy_fp16.json"
@@ -17,11 +17,16 @@ LONG, SHORT = 128 * KI, 4 * KI
 CEILING = 4690
 
 
-def rules() -> Iterator[Rule]:
+def latency_rules() -> Iterator[Rule]:
     """Yield the rules."""
     yield Block(PAGE, latency.beside(), f"{FOLDER}, {PAPER}", "beside")
-    for make in (latency.times, latency.lines, latency.compression):
-        yield Block(PAGE, "\n".join(make(title) for title in MODELS), FOLDER, make.__name__)
+    of_models = {
+        "times": latency.token_time_table,
+        "lines": latency.fitted_line_table,
+        "compression": latency.compression,
+    }
+    for mark, make in of_models.items():
+        yield Block(PAGE, "\n".join(make(title) for title in MODELS), FOLDER, mark)
     for table in (latency.capacity, latency.goodput, latency.energy):
         yield Block(PAGE, table(), FOLDER, table.__name__)
     yield from _sentences()
@@ -29,7 +34,7 @@ def rules() -> Iterator[Rule]:
 
 def packed(name: str) -> list[Row]:
     """Return the points of a model with one sequence and a quantized cache."""
-    return [point for point in points(name, batch=1, status="ok") if point["setting"] != "fp16"]
+    return [point for point in latency_points(name, batch=1, status="ok") if point["setting"] != "fp16"]
 
 
 def faster(name: str) -> str:
@@ -39,7 +44,7 @@ def faster(name: str) -> str:
 
 def at(name: str, bits: str, prompt: int, key: str) -> float:
     """Return a figure of KIVI at one point."""
-    return float(one(points(name, batch=1, setting=f"kivi:{bits}", prompt=prompt))[key])
+    return float(one(latency_points(name, batch=1, setting=f"kivi:{bits}", prompt=prompt))[key])
 
 
 def allocated(name: str, prompt: int) -> str:
@@ -47,19 +52,19 @@ def allocated(name: str, prompt: int) -> str:
     return " and ".join(str(at(name, bits, prompt, "r_alloc")) for bits in ("int4", "int2"))
 
 
-def lines(name: str) -> list[Row]:
+def fitted_line_rows(name: str) -> list[Row]:
     """Return the fitted lines of the quantized caches."""
     return [row for setting, row in fits(name).items() if setting != "fp16"]
 
 
 def even(name: str) -> str:
     """Return the range of break-even lengths in hundreds of tokens."""
-    return ends(100 * round(row["break_even"] / 100) for row in lines(name))
+    return range_text(100 * round(row["break_even"] / 100) for row in fitted_line_rows(name))
 
 
 def fixed(name: str) -> str:
     """Return the range of milliseconds by which c0 is above fp16's."""
-    return ends(1e3 * (row["c0_s"] - fits(name)["fp16"]["c0_s"]) for row in lines(name))
+    return range_text(1e3 * (row["c0_s"] - fits(name)["fp16"]["c0_s"]) for row in fitted_line_rows(name))
 
 
 def rate(name: str, setting: str) -> float:
@@ -73,7 +78,7 @@ def _sentences() -> list[Text]:
     bound = max(point["S_cache"] for point in packed(EIGHT) if point["prompt"] == SHORT)
     shares = [100 * point["S"] / point["S_cache"] for point in packed(EIGHT) if point["prompt"] == LONG]
     int8, int4, int2 = (rate(EIGHT, f"kivi:{bits}") for bits in ("int8", "int4", "int2"))
-    full = one(rows(CAPACITY), setting="kivi:int8")
+    full = one(benchmark_rows(CAPACITY), setting="kivi:int8")
     free = full["memory"] - full["weights"] - full["allocated"] * full["per_sequence"]
     rates = [rate(SEVEN, setting) for setting in fits(SEVEN)]
     return [
@@ -83,15 +88,15 @@ def _sentences() -> list[Text]:
         Text(PAGE, FOLDER, f"could make Llama-3.1-8B at most {bound} times as fast"),
         Text(PAGE, FOLDER, f"are {even(SEVEN)} tokens with Llama-2-7B, whose cache is four times as large"),
         Text(PAGE, FOLDER, f"four times as large per token, and {even(EIGHT)} with Llama-3.1-8B"),
-        Text(PAGE, FOLDER, f"caches are read at {ends(rates)} % of the ceiling in every format"),
+        Text(PAGE, FOLDER, f"caches are read at {range_text(rates)} % of the ceiling in every format"),
         Text(PAGE, FOLDER, f"caches are read at {int8} % (int8), {int4} % (int4) and {int2} % (int2)"),
-        Text(PAGE, FOLDER, f"at 128k S is {ends(shares)} % of S_cache"),
+        Text(PAGE, FOLDER, f"at 128k S is {range_text(shares)} % of S_cache"),
         Text(PAGE, FOLDER, f"(c0) is {fixed(SEVEN)} ms above fp16's with Llama-2-7B and {fixed(EIGHT)} ms with"),
         Text(PAGE, FOLDER, f"where r_alloc is {allocated(SEVEN, LONG)}"),
         Text(PAGE, FOLDER, f"take more: {allocated(EIGHT, SHORT)} with"),
         Text(PAGE, FOLDER, f"S is {at(SEVEN, 'int8', LONG, 'S')} and {at(EIGHT, 'int8', LONG, 'S')} at 128k"),
-        Text(PAGE, IDLE, f"Idle it drew {load(IDLE)['machine']['idle_W']} W"),
-        Text(PAGE, CAPACITY, f"of which {rows(CAPACITY)[0]['weights'] / GIB} GiB are Llama-2-7B's weights"),
+        Text(PAGE, IDLE, f"Idle it drew {load_result_json(IDLE)['machine']['idle_W']} W"),
+        Text(PAGE, CAPACITY, f"of which {benchmark_rows(CAPACITY)[0]['weights'] / GIB} GiB are Llama-2-7B's weights"),
         Text(PAGE, CAPACITY, f"by the sum, {free / GIB} GiB were still free after four"),
         Text(PAGE, CAPACITY, f"fifth takes {full['per_sequence'] / GIB} GiB and {full['workspace'] / GIB} for a"),
     ]

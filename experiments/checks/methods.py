@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from experiments import quickstart
-from experiments.checks.figures import MIB, grid, load, one, spread, table
+from experiments.checks.figures import MIB, csv_rows, load_result_json, markdown_grid, one, spread
 from experiments.checks.rules import Block, Rule, Text
 from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.load import load_method
@@ -39,12 +39,12 @@ OSCAR = {
 }
 
 
-def rules() -> Iterator[Rule]:
+def method_rules() -> Iterator[Rule]:
     """Yield the rules."""
-    yield Block("README.md", quickstart.block(), quickstart.FOLDER, "results")
+    yield Block("README.md", quickstart.readme_block(), quickstart.FOLDER, "results")
     yield Block(PAGE, sensitivity(), SENSITIVITY, "sensitivity")
     yield Block(PAGE, oscar(), OSCAR_RUNS, "oscar")
-    yield Block(PAGE, keep(), f"{KEEP_RUNS}, {KEEP_SCORES}", "keep")
+    yield Block(PAGE, keep_method_table(), f"{KEEP_RUNS}, {KEEP_SCORES}", "keep")
     yield Block(PAGE, drafts(), ACCEPTANCE, "drafts")
     yield Block(REPORT_PAGE, report(), REPORT, "report")
     for sentences in (_small, _equality):
@@ -53,7 +53,7 @@ def rules() -> Iterator[Rule]:
 
 def sensitivity() -> str:
     """Return the table of formats alone."""
-    means = load(SENSITIVITY)["mean"]
+    means = load_result_json(SENSITIVITY)["mean"]
     changes = [
         f"{100 * cell['vs_fp16']:+.1f} ± {100 * cell['stderr']:.1f}".replace("-", "−")
         for name, cell in means.items()
@@ -63,10 +63,10 @@ def sensitivity() -> str:
         ["mean score, %", *(f"{100 * cell['score']:.1f}" for cell in means.values())],
         ["to fp16, points", "", *changes],
     ]
-    return grid("| | fp16 | kivi int4 | kivi int3 | kivi int2 | kivi int2, keys per token | atom int4 |", body)
+    return markdown_grid("| | fp16 | kivi int4 | kivi int3 | kivi int2 | kivi int2, keys per token | atom int4 |", body)
 
 
-def divergence(run: dict[str, str], digits: int) -> list[str]:
+def divergence_cells(run: dict[str, str], digits: int) -> list[str]:
     """Return the cells of the KL divergence on windows of text, and of the KV bytes."""
     mean, low, high, rare = (float(run[f"mini_text@768 kld_{key}"]) for key in ("mean", "low", "high", "p99.9"))
     size = int(run["kv_bytes"]) / MIB
@@ -75,54 +75,57 @@ def divergence(run: dict[str, str], digits: int) -> list[str]:
 
 def oscar() -> str:
     """Return the table of OSCAR's parts."""
-    body = [[label, *divergence(one(table(OSCAR_RUNS), run=name), 3)] for label, name in OSCAR.items()]
-    return grid("| | KL divergence, mean | 99.9 % | KV bytes, MiB |", body)
+    body = [[label, *divergence_cells(one(csv_rows(OSCAR_RUNS), run=name), 3)] for label, name in OSCAR.items()]
+    return markdown_grid("| | KL divergence, mean | 99.9 % | KV bytes, MiB |", body)
 
 
-def keep() -> str:
+def keep_method_table() -> str:
     """Return the table of ``keep``."""
     body = []
     for label, name in KEEP.items():
-        text, key = (one(table(file), run=name) for file in (KEEP_RUNS, KEEP_SCORES))
+        text, key = (one(csv_rows(file), run=name) for file in (KEEP_RUNS, KEEP_SCORES))
         score, error = (100 * float(key[f"key_value@1024 {part}"]) for part in ("score", "stderr"))
         size = int(key["kv_bytes"]) / MIB
-        body.append([f"`{label}`", *divergence(text, 4), f"{score:.0f} ± {error:.0f}", f"{size:.2f}"])
+        body.append([f"`{label}`", *divergence_cells(text, 4), f"{score:.0f} ± {error:.0f}", f"{size:.2f}"])
     head = "| `method=keep` | KL divergence, mean | 99.9 % | KV bytes, MiB | exact matches, % | KV bytes, MiB |"
-    return grid(head, body)
+    return markdown_grid(head, body)
 
 
 def drafts() -> str:
     """Return the table of accepted drafts: books / mini."""
     cells: dict[str, list[str]] = {}
-    for cell in load(ACCEPTANCE):
+    for cell in load_result_json(ACCEPTANCE):
         if cell["gamma"] == 4:
             share = f"{100 * cell['acceptance_rate']:.1f} ± {100 * cell['stderr']:.1f}"
             cells.setdefault(cell["draft"], []).append(share)
-    return grid(f"| {' | '.join(cells)} |", [[" / ".join(pair) for pair in cells.values()]], "--:")
+    return markdown_grid(f"| {' | '.join(cells)} |", [[" / ".join(pair) for pair in cells.values()]], "--:")
 
 
 def report() -> str:
     """Return the table of the report's page."""
-    page = load(REPORT)
+    page = load_result_json(REPORT)
     body = [["size of the page, MB", f"{page['page_bytes'] / 1e6:.2f}", ""]]
     body += [["writing the page, s", f"{page['written_s']:.1f}", ""]]
     for name, wall in page["median_ms"].items():
         body += [[f"{name}, ms", f"{wall:.0f}", f"{page['median_cpu_ms'][name]:.0f}"]]
-    return grid("| | median | processor time |", body)
+    return markdown_grid("| | median | processor time |", body)
 
 
 def _small() -> list[Text]:
     """Return the sentences about the bundled model, and about bytes by formula."""
-    tasks, length = load(SENSITIVITY)["tasks"], load(SENSITIVITY)["length"]
+    tasks, length = load_result_json(SENSITIVITY)["tasks"], load_result_json(SENSITIVITY)["length"]
     (samples,) = {cell["n"] for entries in tasks.values() for cell in entries.values()}
-    cells, four = load(PERPLEXITY)["cells"], next(cell for cell in load(ACCEPTANCE) if cell["gamma"] == 4)
+    cells, four = (
+        load_result_json(PERPLEXITY)["cells"],
+        next(cell for cell in load_result_json(ACCEPTANCE) if cell["gamma"] == 4),
+    )
     cached, simulated = (spread(cells[f"{mode}/wikitext2/kivi int2"], factor=1) for mode in ("decode", "simulated"))
-    runs, page = quickstart.kept(), load(REPORT)
+    runs, page = quickstart.kept(), load_result_json(REPORT)
     decode, prefill = (
         " to ".join(str(runs[name]["peak_bytes"][key] / MIB) for name in ("fp16", "kivi2"))
         for key in ("decode", "prefill")
     )
-    windows = table(OSCAR_RUNS)[0]["mini_text@768 prompts"]
+    windows = csv_rows(OSCAR_RUNS)[0]["mini_text@768 prompts"]
     methods = [load_method("cocktail", split=(10, 30, 60), reorder=reorder) for reorder in (False, True)]
     sizes = [
         kv_bytes(method, 4096, layers=32, query_heads=32, heads=32, channels=128).total / MIB
@@ -144,7 +147,7 @@ def _small() -> list[Text]:
 
 def _equality() -> list[Text]:
     """Return the sentences about greedy answers with and without drafts."""
-    content = load(EQUALITY)
+    content = load_result_json(EQUALITY)
     equal, prompts = (sum(row[key] for row in content["rows"]) for key in ("equal", "prompts"))
     said_of = [
         f"{prompts} runs; {content['refused']} drafts were rejected in total.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.checks.figures import MIB, ROOT, Row, grid, load, one, spread
+from experiments.checks.figures import MIB, ROOT, Row, load_result_json, markdown_grid, one, spread
 from experiments.checks.rules import Block, Rule, Text
 
 PAGE, FAQ, METHODS = "results/mini/README.md", "docs/faq.md", "docs/methods.md"
@@ -27,7 +27,7 @@ COLUMNS = {
 
 def setting(name: str, file: str = SCORES) -> Row:
     """Return a setting's figures over the tasks that all settings of its grid have finished."""
-    return one(load(file), name=name)
+    return one(load_result_json(file), name=name)
 
 
 def to_fp16(name: str, file: str = SCORES) -> str:
@@ -40,30 +40,30 @@ def mib(name: str) -> float:
     return float(setting(name)["kv_bytes"]["used"] / MIB)
 
 
-def pair(first: str, second: str) -> Row:
+def compared_pair(first: str, second: str) -> Row:
     """Return a comparison of two settings over the samples that both have done."""
-    return one(load(PAIRS), first=first, second=second)
+    return one(load_result_json(PAIRS), first=first, second=second)
 
 
 def versus(first: str, second: str, by: str = "mean") -> str:
     """Return `first` less `second` in points."""
-    return spread(pair(first, second)[by])
+    return spread(compared_pair(first, second)[by])
 
 
-def shown(first: str, second: str) -> str:
+def pair_with_count(first: str, second: str) -> str:
     """Return the same with the number of samples that both have done."""
-    return f"{versus(first, second)} (n = {pair(first, second)['mean']['n']})"
+    return f"{versus(first, second)} (n = {compared_pair(first, second)['mean']['n']})"
 
 
 def both(first: str, *seconds: str) -> str:
     """Return two differences with their numbers of samples."""
-    counts = ", ".join(str(pair(first, second)["mean"]["n"]) for second in seconds)
+    counts = ", ".join(str(compared_pair(first, second)["mean"]["n"]) for second in seconds)
     return f"{'; '.join(versus(first, second) for second in seconds)} (n = {counts})"
 
 
 def sizes(first: str, second: str) -> list[float]:
     """Return the KV bytes of both settings over the samples of the pair, in MiB."""
-    return [pair(first, second)["kv_bytes"][side] / MIB for side in ("first", "second")]
+    return [compared_pair(first, second)["kv_bytes"][side] / MIB for side in ("first", "second")]
 
 
 def signed(text: str, digits: int = 1) -> str:
@@ -72,7 +72,7 @@ def signed(text: str, digits: int = 1) -> str:
     return f"{value:+.{digits}f} ± {error:.{digits}f}".replace("-", "−")
 
 
-def rules() -> Iterator[Rule]:
+def mini_rules() -> Iterator[Rule]:
     """Yield the rules."""
     yield from _claims()
     yield from _sentences()
@@ -88,12 +88,12 @@ def _claims() -> list[Text]:
     per_token, random = "cocktail 15/35/50, per token", "the same, random chunks"
     hqq, quanto, keys = "hf_quantized 2 (hqq)", "hf_quantized 2 (quanto)", "logquant 2, key per token"
     stream, streamed = "hf streaming 2 (hqq)", "hf streaming 2 (quanto)"
-    chunks, mean = (cocktail, "cocktail, random chunks"), pair(*even)["mean"]
+    chunks, mean = (cocktail, "cocktail, random chunks"), compared_pair(*even)["mean"]
     (mine, its), (own, larger), (small, large) = sizes(*even), sizes(logquant, kivi), sizes(*outliers)
     (of_mine, of_kivi), (held, atoms) = sizes(cocktail, kivi), sizes(cocktail, atom)
     (mixed, fours), fewer, over_atom = sizes(per_token, "kivi 4"), 100 * (1 - small / large), 100 * (held / atoms - 1)
     evicting = ("kivi evict", "streamingllm", "snapkv", "h2o")
-    evicted = [pair(kivi, f"{name}, bytes of kivi 2")["mean"] for name in evicting]
+    evicted = [compared_pair(kivi, f"{name}, bytes of kivi 2")["mean"] for name in evicting]
     gained, error = [100 * cell["diff"] for cell in evicted], 100 * max(cell["stderr"] for cell in evicted)
     alone, nibbles = ", ".join(map(to_fp16, ("kivi 4", "logquant 4", "atom 4"))), to_fp16("quantspec (both nibbles)")
     kvquant4 = "kvquant 4, 1% outliers"
@@ -102,29 +102,59 @@ def _claims() -> list[Text]:
         Text(
             PAGE, f"{SCORES}, {ALL}", f"two nibbles) | {alone} {n}; {to_fp16(kvquant4, ALL)} {of_all}; {nibbles} {n} |"
         ),
-        Text(PAGE, PAIRS, f"beat keys per token (2 bits, same bytes) | {shown(kivi, 'kivi 2, key per token')} |"),
-        Text(PAGE, PAIRS, f"(2 bits; {mine} MiB against KIVI's {its} with groups of 64) | {shown(*even)}; by"),
+        Text(
+            PAGE,
+            PAIRS,
+            f"beat keys per token (2 bits, same bytes) | {pair_with_count(kivi, 'kivi 2, key per token')} |",
+        ),
+        Text(
+            PAGE, PAIRS, f"(2 bits; {mine} MiB against KIVI's {its} with groups of 64) | {pair_with_count(*even)}; by"
+        ),
         Text(PAGE, PAIRS, f"; by task {versus(*even, by='by_task')} | not shown: {mean['diff'] / mean['stderr']} "),
-        Text(PAGE, PAIRS, f"of 32 ({larger} MiB, {100 * (larger / own - 1)} % more) | {shown(logquant, kivi)} |"),
-        Text(PAGE, PAIRS, f"QuantizedCache (hqq; quanto) | {versus(logquant, hqq)}; {shown(logquant, quanto)} |"),
+        Text(
+            PAGE,
+            PAIRS,
+            f"of 32 ({larger} MiB, {100 * (larger / own - 1)} % more) | {pair_with_count(logquant, kivi)} |",
+        ),
+        Text(
+            PAGE,
+            PAIRS,
+            f"QuantizedCache (hqq; quanto) | {versus(logquant, hqq)}; {pair_with_count(logquant, quanto)} |",
+        ),
         Text(PAGE, PAIRS, f"released code has them | {both(keys, hqq, quanto)} | holds"),
         Text(PAGE, PAIRS, f"the newest, keys per token) | {both(keys, stream, streamed)} |"),
-        Text(PAGE, PAIRS, f"PartialLogQuant loses little (LogQuant less Partial) | {shown(logquant, partial)} |"),
-        Text(PAGE, PAIRS, f"beats evicting (same bytes) | {shown(logquant, 'logquant evict, bytes of logquant 2')} |"),
+        Text(
+            PAGE,
+            PAIRS,
+            f"PartialLogQuant loses little (LogQuant less Partial) | {pair_with_count(logquant, partial)} |",
+        ),
+        Text(
+            PAGE,
+            PAIRS,
+            f"beats evicting (same bytes) | {pair_with_count(logquant, 'logquant evict, bytes of logquant 2')} |",
+        ),
         Text(PAGE, PAIRS, f"SnapKV, H2O at KIVI's bytes | {', '.join(map(str, gained))} (± {error}) |"),
-        Text(PAGE, PAIRS, f"(Cocktail {of_mine} MiB, KIVI {of_kivi}) | {shown(cocktail, kivi)} |"),
-        Text(PAGE, PAIRS, f"at 2 bits ({atoms} MiB) | {shown(cocktail, atom)} | holds, at {over_atom} % more"),
-        Text(PAGE, PAIRS, f"keys per token, {mixed} MiB, KIVI {fours}) | {shown(per_token, 'kivi 4')} |"),
-        Text(PAGE, PAIRS, f"random chunks | {shown(*chunks)}; 15/35/50: {shown(per_token, random)} |"),
-        Text(PAGE, PAIRS, f"({small} MiB against {large}) | {shown(*outliers)} | as good, with {fewer} % fewer"),
+        Text(PAGE, PAIRS, f"(Cocktail {of_mine} MiB, KIVI {of_kivi}) | {pair_with_count(cocktail, kivi)} |"),
+        Text(
+            PAGE, PAIRS, f"at 2 bits ({atoms} MiB) | {pair_with_count(cocktail, atom)} | holds, at {over_atom} % more"
+        ),
+        Text(PAGE, PAIRS, f"keys per token, {mixed} MiB, KIVI {fours}) | {pair_with_count(per_token, 'kivi 4')} |"),
+        Text(
+            PAGE, PAIRS, f"random chunks | {pair_with_count(*chunks)}; 15/35/50: {pair_with_count(per_token, random)} |"
+        ),
+        Text(
+            PAGE, PAIRS, f"({small} MiB against {large}) | {pair_with_count(*outliers)} | as good, with {fewer} % fewer"
+        ),
     ]
 
 
 def _sentences() -> list[Text]:
     """Return all others."""
-    cells, n = len(load(SCORES)), load(SCORES)[0]["mean"]["n"]
-    assert len(load(SCORES)[0]["tasks"]) == 3, "results/mini/README.md says: the three tasks"
-    assert max(len(entry["tasks"]) for entry in load(PAIRS)) == 6, "results/mini/README.md says: up to six tasks"
+    cells, n = len(load_result_json(SCORES)), load_result_json(SCORES)[0]["mean"]["n"]
+    assert len(load_result_json(SCORES)[0]["tasks"]) == 3, "results/mini/README.md says: the three tasks"
+    assert max(len(entry["tasks"]) for entry in load_result_json(PAIRS)) == 6, (
+        "results/mini/README.md says: up to six tasks"
+    )
     stock, wide, snapkv = "hf_quantized 2 (hqq)", "kivi 2, G 64", "snapkv, bytes of kivi 2"
     kivi, error = to_fp16("kivi 2"), 100 * setting("kivi 2")["mean"]["vs_fp16"]["stderr"]
     return [
@@ -132,10 +162,12 @@ def _sentences() -> list[Text]:
         Text(METHODS, SCORES, f"three retrieval tasks at 4,096 tokens, {setting('fp16')['mean']['n']} samples"),
         Text(PAGE, SCORES, f"{cells} settings over the three tasks that all of them finished, n = {n / 3} a task"),
         Text(PAGE, SCORES, f"a task ({n} paired samples)"),
-        Text(PAGE, PAIRS, f"(up to six tasks, {max(entry['mean']['n'] for entry in load(PAIRS))} samples)"),
-        Text(PAGE, ALL, f"two tasks, n = {load(ALL)[0]['mean']['n']}."),
-        Text(PAGE, SEARCH, f"random chunks of the same bytes, n = {load(SEARCH)[0]['mean']['n']}."),
-        Text(PAGE, SEARCH, f"drawn at random; {load(SEARCH)[0]['kv_bytes']['first'] / MIB} MiB on both sides"),
+        Text(PAGE, PAIRS, f"(up to six tasks, {max(entry['mean']['n'] for entry in load_result_json(PAIRS))} samples)"),
+        Text(PAGE, ALL, f"two tasks, n = {load_result_json(ALL)[0]['mean']['n']}."),
+        Text(PAGE, SEARCH, f"random chunks of the same bytes, n = {load_result_json(SEARCH)[0]['mean']['n']}."),
+        Text(
+            PAGE, SEARCH, f"drawn at random; {load_result_json(SEARCH)[0]['kv_bytes']['first'] / MIB} MiB on both sides"
+        ),
         Text(FAQ, SCORES, f"that costs {to_fp16(stock)} points (`method=hf_quantized`, with hqq), where"),
         Text(FAQ, SCORES, f"where KIVI at the same 2 bits costs {kivi}"),
         Text(FAQ, SCORES, f"instead of 32 cost KIVI {to_fp16(wide)} instead of {kivi} points"),
@@ -154,7 +186,7 @@ def _methods() -> str:
         ["Δ", *(signed(to_fp16(name)) for name in COLUMNS.values())],
         [f"KV bytes, MiB (fp16 {mib('fp16'):.2f})", *(f"{mib(name):.2f}" for name in COLUMNS.values())],
     ]
-    return grid(f"| | {' | '.join(COLUMNS)} |", body)
+    return markdown_grid(f"| | {' | '.join(COLUMNS)} |", body)
 
 
 def _chunks() -> str:
@@ -169,14 +201,14 @@ def _chunks() -> str:
         label = "multi_value (its three places)" if task == "multi_value" else task
         body.append([label, *figures[task, "whole words"], *figures[task, "tokens, decoded"]])
     head = "| task | key | all parts of the key | answer | decoded tokens: key | all parts | answer |"
-    return grid(head, body, "---")
+    return markdown_grid(head, body, "---")
 
 
 def _search() -> str:
     """Return the table of Cocktail's search against random chunks."""
-    entry, body = load(SEARCH)[0], []
+    entry, body = load_result_json(SEARCH)[0], []
     for name, cell in (*reversed(entry["tasks"].items()), ("both", entry["mean"])):
         digits = 1 if name == "both" else 0
         shares = [f"{100 * cell[key]:.{digits}f}" for key in ("first", "second")]
         body.append([name.split("@")[0], *shares, signed(spread(cell)), str(cell["n"])])
-    return grid("| task | search | random | Δ | n |", body, "---")
+    return markdown_grid("| task | search | random | Δ | n |", body, "---")

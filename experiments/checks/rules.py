@@ -79,7 +79,7 @@ class Block:
                 raise NotFound(f"{self.document}: no lines between {self.name}:begin and {self.name}:end")
             start, stop, prefix = *marked.span(1), ""
         wanted = [line for line in self.text.splitlines() if line.startswith(prefix)]
-        places = [place for place in _lines(text, start, stop) if text.startswith(prefix, place[0])]
+        places = [place for place in _line_places(text, start, stop) if text.startswith(prefix, place[0])]
         if len(places) == len(wanted):
             return [Shown(*place, line, self.source) for place, line in zip(places, wanted, strict=True)]
         if self.name:
@@ -90,7 +90,7 @@ class Block:
 Rule = Text | Block
 
 
-def _lines(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
+def _line_places(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yield the places of a text's lines, without their ends."""
     for line in text[start:stop].splitlines(keepends=True):
         yield start, start + len(line.rstrip("\n"))

@@ -54,7 +54,7 @@ PROMPT, LONG = 3500, {"mistral-7b": 14336, "longchat-7b": 14336}
 L40S_GIB = 44.7
 
 
-def point(name: str, figure: str, scale: float, unit: str, batch: int = 1, **more: Any) -> Column:
+def point_column(name: str, figure: str, scale: float, unit: str, batch: int = 1, **more: Any) -> Column:
     """Return a column of time or memory with prompts as long as QMSum's and the memory of the paper's GPU."""
     return Column(
         name=name,

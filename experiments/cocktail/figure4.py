@@ -1,6 +1,6 @@
 """Cocktail, Figure 4: GPU memory of four models."""
 
-from experiments.cocktail.common import METHODS, MODELS, POINTS_CAPTION, point
+from experiments.cocktail.common import METHODS, MODELS, POINTS_CAPTION, point_column
 from experiments.item import Claim, Grid
 
 _NAME = "GPU memory"
@@ -11,7 +11,7 @@ ITEM = Grid(
     title="GPU memory of different models",
     models=MODELS,
     rows=METHODS,
-    columns=(point(_NAME, "peak", 2**-30, "GiB"),),
+    columns=(point_column(_NAME, "peak", 2**-30, "GiB"),),
     base="FP16",
     claims=(
         Claim(

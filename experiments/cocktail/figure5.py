@@ -1,6 +1,6 @@
 """Cocktail, Figure 5: time per output token of four models."""
 
-from experiments.cocktail.common import METHODS, MODELS, POINTS_CAPTION, point
+from experiments.cocktail.common import METHODS, MODELS, POINTS_CAPTION, point_column
 from experiments.item import Claim, Grid
 
 _NAME = "TPOT"
@@ -11,7 +11,7 @@ ITEM = Grid(
     title="Time per output token (TPOT) of different models",
     models=MODELS,
     rows=METHODS,
-    columns=(point(_NAME, "tpot_s", 1e3, "ms"),),
+    columns=(point_column(_NAME, "tpot_s", 1e3, "ms"),),
     base="FP16",
     claims=(
         Claim(

@@ -1,6 +1,6 @@
 """Cocktail, Figure 6: throughput by batch, until memory ends."""
 
-from experiments.cocktail.common import METHODS, MODELS, POINTS_CAPTION, point
+from experiments.cocktail.common import METHODS, MODELS, POINTS_CAPTION, point_column
 from experiments.item import Claim, Grid
 
 _BATCHES = (1, 2, 4, 5, 10, 12, 16, 18, 28, 32, 40, 48, 96)
@@ -12,7 +12,8 @@ ITEM = Grid(
     models=MODELS,
     rows=METHODS,
     columns=tuple(
-        point(f"batch {batch}", "tokens_per_s", 1.0, "tokens/s", batch, digits=1, x=float(batch)) for batch in _BATCHES
+        point_column(f"batch {batch}", "tokens_per_s", 1.0, "tokens/s", batch, digits=1, x=float(batch))
+        for batch in _BATCHES
     ),
     base="FP16",
     claims=(

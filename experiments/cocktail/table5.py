@@ -1,11 +1,11 @@
 """Cocktail, Table V: what its two modules do for score, memory and time."""
 
-from experiments.cocktail.common import LLAMA, MODELS, POINTS_CAPTION, QMSUM, TIMED, point
+from experiments.cocktail.common import LLAMA, MODELS, POINTS_CAPTION, QMSUM, TIMED, point_column
 from experiments.item import MINI, Claim, Grid, Group, Row
 
 _KEY = {"dataset": "qmsum"}
-_MEMORY = point("GPU memory", "peak", 2**-30, "GiB", published=_KEY, value="gpu_memory_gb")
-_TPOT = point("TPOT", "tpot_s", 1e6, "µs", digits=0, published=_KEY, value="tpot_us")
+_MEMORY = point_column("GPU memory", "peak", 2**-30, "GiB", published=_KEY, value="gpu_memory_gb")
+_TPOT = point_column("TPOT", "tpot_s", 1e6, "µs", digits=0, published=_KEY, value="tpot_us")
 
 
 def _variant(name: str, options: str) -> Row:

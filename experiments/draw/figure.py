@@ -15,7 +15,7 @@ from experiments.item import Grid, Item
 NO_MATPLOTLIB = "no figure, because matplotlib is not installed.\n  hint: run pip install 'kvbench[plot]'"
 
 
-def draw(item: Item, folded: Folded, folder: Path) -> str:
+def draw_item(item: Item, folded: Folded, folder: Path) -> str:
     """Write ``figure.png`` and ``figure.svg`` and return an empty text; or return why there is no picture."""
     if item.draw == "table":
         return ""
@@ -39,7 +39,7 @@ def draw(item: Item, folded: Folded, folder: Path) -> str:
     return ""
 
 
-def _lines(item: Item, folded: Folded, pyplot: Any) -> Any:
+def _draw_lines(item: Item, folded: Folded, pyplot: Any) -> Any:
     """Draw a line per setting over the columns' positions; a cross ends a line for memory.
 
     There is a panel per model, and per `panel` of the columns.
@@ -66,7 +66,7 @@ def _lines(item: Item, folded: Folded, pyplot: Any) -> Any:
             axes.set_xscale("log", base=2)
             if len(positions) <= 8:
                 axes.set_xticks(positions)
-            axes.xaxis.set_major_formatter(lambda x, _: count(x))
+            axes.xaxis.set_major_formatter(lambda x, _: count_text(x))
             axes.minorticks_off()
         if not axes.lines:
             axes.text(0.5, 0.5, "no numbers", ha="center", transform=axes.transAxes)
@@ -81,7 +81,7 @@ def _lines(item: Item, folded: Folded, pyplot: Any) -> Any:
     return figure
 
 
-def count(x: float) -> str:
+def count_text(x: float) -> str:
     """Return a number of sequences or tokens as text: 65536 as ``64k``."""
     return f"{x / 1024:g}k" if x >= 1024 and x % 1024 == 0 else f"{x:g}"
 
@@ -200,4 +200,4 @@ def _errors(cells: Sequence[Cell | None]) -> list[float]:
     return [0.0 if cell is None or cell.stderr is None else cell.stderr for cell in cells]
 
 
-_DRAWERS = {"lines": _lines, "bars": _bars, "sweep": _sweep, "heat": _heat, "boxes": _boxes, "panels": panels}
+_DRAWERS = {"lines": _draw_lines, "bars": _bars, "sweep": _sweep, "heat": _heat, "boxes": _boxes, "panels": panels}

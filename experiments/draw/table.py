@@ -21,7 +21,7 @@ SPREAD = (
 FACTOR = "factor"
 
 
-def markdown(item: Item, folded: Folded) -> str:
+def item_markdown(item: Item, folded: Folded) -> str:
     """Return the tables of all models, then the claims, the reasons of empty cells, the caption and the notes."""
     lines = [f"# {item.paper} {item.number}: {item.title}", ""]
     lines += [f"**{mark}**" for mark in folded.marks] + ([""] if folded.marks else [])
@@ -47,7 +47,7 @@ def _model(folded: Folded, model: str) -> list[str]:
     for row in folded.rows:
         own = [(cells.get((row, h.name)), h) for h in folded.headings]
         label = row
-        for name, texts in _lines(own, bool(folded.marks), folded.base):
+        for name, texts in _setting_lines(own, bool(folded.marks), folded.base):
             if any(texts):
                 lines.append(f"| {label} | {name} | " + " | ".join(texts) + " |")
                 label = ""
@@ -62,7 +62,7 @@ def _heading(heading: Heading, counts: Sequence[int]) -> str:
     return f"{heading.name}{unit}" + (f" (n = {shown})" if counts and counts != [1] else "")
 
 
-def _lines(own: Sequence[tuple[Cell | None, Heading]], bare: bool, base: str) -> list[tuple[str, list[str]]]:
+def _setting_lines(own: Sequence[tuple[Cell | None, Heading]], bare: bool, base: str) -> list[tuple[str, list[str]]]:
     """Return the lines of one setting: name and texts, empty where no cell has that figure."""
     names = ["paper", "ours", "ours - paper", f"ours - {base}" if base else "ours - base"]
     lines: list[tuple[str, list[str]]] = [(name, []) for name in names]
@@ -71,9 +71,9 @@ def _lines(own: Sequence[tuple[Cell | None, Heading]], bare: bool, base: str) ->
         texts = ["", "", "", ""]
         if cell is not None:
             texts = [
-                number(cell.paper, digits),
+                decimal_text(cell.paper, digits),
                 with_reach(cell.ours, cell.low, cell.high, digits),
-                number(cell.difference, digits, sign=True),
+                decimal_text(cell.difference, digits, sign=True),
                 with_reach(cell.to_base, cell.to_base_low, cell.to_base_high, digits, sign=True),
             ]
         for (_, column), text in zip(lines, texts, strict=True):
@@ -83,7 +83,7 @@ def _lines(own: Sequence[tuple[Cell | None, Heading]], bare: bool, base: str) ->
     return lines
 
 
-def number(value: float | None, digits: int = 2, sign: bool = False) -> str:
+def decimal_text(value: float | None, digits: int = 2, sign: bool = False) -> str:
     """Return a number with `digits` decimals; empty for None."""
     if value is None:
         return ""
@@ -92,7 +92,7 @@ def number(value: float | None, digits: int = 2, sign: bool = False) -> str:
 
 def with_reach(value: float | None, low: float | None, high: float | None, digits: int = 2, sign: bool = False) -> str:
     """Return a number and the distance to the farther end of its 95 % interval."""
-    text = number(value, digits, sign)
+    text = decimal_text(value, digits, sign)
     if value is None or low is None or high is None:
         return text
     return f"{text} ±{max(value - low, high - value):.{digits}f}"
@@ -102,10 +102,10 @@ def amount(one: Verdict) -> str:
     """Return a claim's number with its interval, unit and label: ``-11.7 points [-24.2, +0.9]``."""
     if one.ours is None:
         return "-"
-    text = f"factor {one.ours:.{one.digits}f}" if one.unit == FACTOR else number(one.ours, one.digits, sign=True)
+    text = f"factor {one.ours:.{one.digits}f}" if one.unit == FACTOR else decimal_text(one.ours, one.digits, sign=True)
     text += f" {one.unit}" if one.unit and one.unit != FACTOR else ""
     if one.least is not None and one.most is not None:
-        text += f" [{number(one.least, one.digits, sign=True)}, {number(one.most, one.digits, sign=True)}]"
+        text += f" [{decimal_text(one.least, one.digits, sign=True)}, {decimal_text(one.most, one.digits, sign=True)}]"
     return f"{text} ({one.label})" if one.label else text
 
 
@@ -116,11 +116,13 @@ def because(one: Verdict) -> str:
     if one.needed is None:
         return ""
     return (
-        " (more than a million samples would)" if one.needed > 1e6 else f" (about {rounded(one.needed)} samples would)"
+        " (more than a million samples would)"
+        if one.needed > 1e6
+        else f" (about {rounded_count(one.needed)} samples would)"
     )
 
 
-def rounded(count: int) -> str:
+def rounded_count(count: int) -> str:
     """Return a number of samples with two significant digits, upwards: ``1,300``."""
     step = 10 ** max(0, len(str(count)) - 2)
     return f"{-(-count // step) * step:,}"
@@ -130,7 +132,7 @@ def claims(verdicts: Sequence[Verdict]) -> list[str]:
     """Return the table of claims: the paper's difference, ours with its interval, and the verdict."""
     lines = ["| claim | model | paper | ours | n | holds within | verdict |", "|:--|:--|--:|--:|--:|:--|:--|"]
     for one in verdicts:
-        paper = number(one.paper, one.digits, sign=one.unit != FACTOR) or "-"
+        paper = decimal_text(one.paper, one.digits, sign=one.unit != FACTOR) or "-"
         said = f"{one.verdict}{because(one)}"
         lines.append(
             f"| {one.claim} | {one.model} | {paper} | {amount(one)} | {one.n or '-'} | {_bounds(one)} | {said} |"
@@ -186,7 +188,7 @@ def latex(item: Item, folded: Folded) -> str:
             ]
             lines.append(" & ".join([escaped(row), *(text or "--" for text in ours)]) + r" \\")
             if any(c is not None and c.paper is not None for c, _ in own) and not folded.marks:
-                paper = [number(c.paper, h.digits) if c else "" for c, h in own]
+                paper = [decimal_text(c.paper, h.digits) if c else "" for c, h in own]
                 lines.append(" & ".join([r"\quad paper", *(text or "--" for text in paper)]) + r" \\")
     caption = escaped(" ".join([*folded.marks, f"{item.title}.", *item.caption.split()]))
     name = item.id.replace("/", "-")

@@ -11,9 +11,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from experiments.efficiency.fold import fold, read
-from experiments.measured import keep
-from experiments.place import add_options, choice, place
+from experiments.efficiency.fold import fold_efficiency, read_points
+from experiments.measured import keep_measured_table
+from experiments.place import add_options, choice, place_result
 from kvbench.errors import KvbenchError
 
 COCKTAIL = "cocktail:split=10/30/60,encoder=bm25"
@@ -57,18 +57,18 @@ def main(argv: list[str] | None = None) -> int:
     if args.run:
         from kvbench.bench.__main__ import main as bench
 
-        folder = place(args.out, choice(args)).path
+        folder = place_result(args.out, choice(args)).path
         status = bench([*GRIDS[args.run], "--out", str(folder), "--name", args.run, *more])
         places.append(folder / f"{args.run}.json")
     try:
-        points = read(places)
+        points = read_points(places)
     except (FileNotFoundError, KvbenchError) as error:
         print(f"error: {error}", file=sys.stderr)
         return status or 2
     if not points:
         print(f"error: there are no points in {', '.join(map(str, places))}", file=sys.stderr)
         return status or 2
-    return keep(fold(points), args.out, choice(args), before) or status
+    return keep_measured_table(fold_efficiency(points), args.out, choice(args), before) or status
 
 
 def before(folder: Path) -> dict[str, int] | None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from experiments.efficiency.plot import plot
 from experiments.measured import Folded, as_csv, markdown_table
-from kvbench.results.point_record import Point, bench_points, circumstances, from_record
+from kvbench.results.point_record import MeasuredPoint, bench_points, circumstances, from_record
 from kvbench.results.samples import MEASURED
 from kvbench.results.store import find_runs
 from kvbench.results.tables import labels
@@ -53,14 +53,14 @@ CLAIMS = (
 )
 
 
-def read(places: Sequence[Path]) -> list[Point]:
+def read_points(places: Sequence[Path]) -> list[MeasuredPoint]:
     """Return the points of files and folders (of runs, of files), each once; a later file wins.
 
     Raises:
         FileNotFoundError: a place does not exist.
         DataError: a file is damaged.
     """
-    points: dict[tuple[Any, ...], Point] = {}
+    points: dict[tuple[Any, ...], MeasuredPoint] = {}
     for place in places:
         if not place.exists():
             raise FileNotFoundError(f"{place} does not exist")
@@ -70,7 +70,7 @@ def read(places: Sequence[Path]) -> list[Point]:
     return list(points.values())
 
 
-def run_points(folder: Path) -> Iterator[Point]:
+def run_points(folder: Path) -> Iterator[MeasuredPoint]:
     """Yield the points of all runs in a folder."""
     stores = [(store, content) for store in find_runs(folder) if (content := store.metrics()) is not None]
     stores = [(store, content) for store, content in stores if any(e.get("points") for e in content["scores"].values())]
@@ -90,22 +90,22 @@ def run_points(folder: Path) -> Iterator[Point]:
                 )
 
 
-def fold(points: Sequence[Point]) -> Folded:
+def fold_efficiency(points: Sequence[MeasuredPoint]) -> Folded:
     """Return ``points.csv``, ``table.md`` and plots."""
     ordered = sorted(points, key=lambda p: (*map(str, p.group[:4]), p.new_tokens, p.prompt, p.setting, p.batch))
-    lines = as_csv([field.name for field in fields(Point)], map(asdict, ordered))
-    return Folded(tables(ordered), {"points.csv": lines}, {"points": len(points)}, partial(plot, ordered))
+    lines = as_csv([field.name for field in fields(MeasuredPoint)], map(asdict, ordered))
+    return Folded(point_tables(ordered), {"points.csv": lines}, {"points": len(points)}, partial(plot, ordered))
 
 
-def tables(points: Sequence[Point]) -> str:
+def point_tables(points: Sequence[MeasuredPoint]) -> str:
     """Return a table for each group of points, in their order."""
-    groups: dict[tuple[Any, ...], list[Point]] = {}
+    groups: dict[tuple[Any, ...], list[MeasuredPoint]] = {}
     for point in points:
         groups.setdefault(point.group, []).append(point)
     return "\n".join(section(group) for group in groups.values())
 
 
-def section(group: Sequence[Point]) -> str:
+def section(group: Sequence[MeasuredPoint]) -> str:
     """Return the table of one group, and the claims that apply to it."""
     one = group[0]
     limit = "" if one.limit_gb is None else f", at most {one.limit_gb:g} GiB"
@@ -113,12 +113,12 @@ def section(group: Sequence[Point]) -> str:
     title = f"### {one.model}, prompts of {one.prompt}, {one.new_tokens} new tokens{limit} ({how})"
     rows = [reached(group, setting) for setting in dict.fromkeys(point.setting for point in group)]
     base = next((row for row in rows if row["setting"].split(" ")[0] == "fp16"), None)
-    lines = [title, "", *markdown_table(HEAD, (line(row, base) for row in rows), "lrrrrrrl")]
+    lines = [title, "", *markdown_table(HEAD, (figures_line(row, base) for row in rows), "lrrrrrrl")]
     judgements = [text for claim in CLAIMS for row in rows if (text := judged(claim, row, base))]
     return "\n".join([*lines, "", *judgements, ""] if judgements else [*lines, ""])
 
 
-def reached(group: Sequence[Point], setting: str) -> Row:
+def reached(group: Sequence[MeasuredPoint], setting: str) -> Row:
     """Return the results of a setting: limits of the batch, best throughput, and its figures by batch."""
     mine = [point for point in group if point.setting == setting]
     good = {point.batch: point for point in mine if point.status == "ok"}
@@ -154,7 +154,7 @@ def relative(figure: str, row: Row, base: Row) -> tuple[float, int | None] | Non
     return getattr(row["points"][batch], name) / getattr(base["points"][batch], name) - 1, batch
 
 
-def line(row: Row, base: Row | None) -> list[str]:
+def figures_line(row: Row, base: Row | None) -> list[str]:
     """Return a row of the table; ratios to full precision follow the figures."""
     if not row["points"]:
         return [row["setting"], f"none: {row['oom_batch']} did not fit", *"------"]

@@ -43,7 +43,7 @@ def folded(name: str) -> dict[str, Any]:
     return both
 
 
-def points(name: str, **wanted: Any) -> list[dict[str, Any]]:
+def latency_points(name: str, **wanted: Any) -> list[dict[str, Any]]:
     """Return the points of a model with these values, in the order of the file."""
     return [row for row in folded(name)["points"] if all(row.get(key) == value for key, value in wanted.items())]
 
@@ -55,49 +55,51 @@ def fits(name: str, batch: int = 1) -> dict[str, dict[str, Any]]:
 
 def lengths(name: str, batch: int = 1) -> list[int]:
     """Return the prompt lengths of a model's points."""
-    return sorted({row["prompt"] for row in points(name, batch=batch)})
+    return sorted({row["prompt"] for row in latency_points(name, batch=batch)})
 
 
-def shown(name: str) -> list[str]:
+def latency_settings(name: str) -> list[str]:
     """Return the settings of a model in the order of the tables."""
-    measured = {row["setting"] for row in points(name)}
+    measured = {row["setting"] for row in latency_points(name)}
     return [setting for setting in SETTINGS if setting in measured]
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def aligned_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown; numbers are aligned to the right."""
     lines = [head, [":--", *["--:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def columns(title: str, cells: Mapping[str, Callable[[Any], str]], rows: Mapping[str, Any]) -> str:
+def column_table(title: str, cells: Mapping[str, Callable[[Any], str]], rows: Mapping[str, Any]) -> str:
     """Return a table from functions, by the heading of their columns, and what they are called with, by line."""
-    return table([title, *cells], [[name, *(cell(row) for cell in cells.values())] for name, row in rows.items()])
+    return aligned_table(
+        [title, *cells], [[name, *(cell(row) for cell in cells.values())] for name, row in rows.items()]
+    )
 
 
-def times(title: str) -> str:
+def token_time_table(title: str) -> str:
     """Return the table of milliseconds per token by length, with S in parentheses; an asterisk marks a CV above 3 %."""
     name = MODELS[title]
     rows = []
-    for setting in shown(name):
+    for setting in latency_settings(name):
         cells = [SETTINGS[setting]]
         for prompt in lengths(name):
-            (point,) = points(name, setting=setting, batch=1, prompt=prompt)
+            (point,) = latency_points(name, setting=setting, batch=1, prompt=prompt)
             if point["status"] != "ok":
                 cells.append("oom")
                 continue
             ratio = f" ({point['S']:.2f})" if setting != "fp16" and "S" in point else ""
             cells.append(f"{1e3 * point['tpot_s']:.2f}{'*' if point['unstable'] else ''}{ratio}")
         rows.append(cells)
-    return table([title, *(f"{prompt // 1024}k" for prompt in lengths(name))], rows)
+    return aligned_table([title, *(f"{prompt // 1024}k" for prompt in lengths(name))], rows)
 
 
-def lines(title: str) -> str:
+def fitted_line_table(title: str) -> str:
     """Return the table of the fitted lines with the break-even lengths."""
     name = MODELS[title]
-    fitted = {setting: fits(name)[setting] for setting in shown(name) if setting in fits(name)}
-    ceilings = {setting: points(name, setting=setting, batch=1)[0]["ceiling_GB_s"] for setting in fitted}
-    return columns(
+    fitted = {setting: fits(name)[setting] for setting in latency_settings(name) if setting in fits(name)}
+    ceilings = {setting: latency_points(name, setting=setting, batch=1)[0]["ceiling_GB_s"] for setting in fitted}
+    return column_table(
         title,
         {
             "ns per token": lambda fit: f"{1e9 * fit['slope_s']:.1f}{spread(fit['slopes_s'], 1e9)}",
@@ -136,8 +138,8 @@ def compression(title: str) -> str:
     """Return the table of compression and of what it could give at the shortest and at the longest length."""
     name = MODELS[title]
     ends = {}
-    for setting in shown(name):
-        good = [point for point in points(name, setting=setting, batch=1) if point["status"] == "ok"]
+    for setting in latency_settings(name):
+        good = [point for point in latency_points(name, setting=setting, batch=1) if point["status"] == "ok"]
         good.sort(key=lambda point: point["prompt"])
         ends[SETTINGS[setting]] = good[0], good[-1]
     shortest, longest = (f"{end // 1024}k" for end in (lengths(name)[0], lengths(name)[-1]))
@@ -145,7 +147,7 @@ def compression(title: str) -> str:
     def bound(last: Mapping[str, Any], text: Callable[[float], str]) -> str:
         return text(last["S_cache"]) if last.get("S_cache") is not None else "-"
 
-    return columns(
+    return column_table(
         title,
         {
             "r_nom": lambda pair: f"{pair[1]['r_nom']:.2f}",
@@ -180,14 +182,14 @@ def beside() -> str:
             at = {(row["configuration"], int(row["batch"]), row["length"]): float(row["value"]) for row in paper}
             value, full = at[configuration, batch, length], at["BF16", batch, length]
             paper_cells.append(f"{value:.2f}" + ("" if configuration == "BF16" else f" ({full / value:.2f})"))
-            own = points(MODELS["Llama-3.1-8B"], setting=setting, batch=batch, prompt=1024 * int(length[:-1]))
+            own = latency_points(MODELS["Llama-3.1-8B"], setting=setting, batch=batch, prompt=1024 * int(length[:-1]))
             if not own or own[0]["status"] != "ok":
                 our_cells.append("-")
                 continue
             ratio = "" if setting == "fp16" else f" ({own[0]['S']:.2f})"
             our_cells.append(f"{1e3 * own[0]['tpot_s']:.2f}{ratio}")
         rows += [paper_cells, our_cells]
-    return table(["Llama-3.1-8B, ms (S)", *(f"B {batch}, {length}" for batch, length in places)], rows)
+    return aligned_table(["Llama-3.1-8B, ms (S)", *(f"B {batch}, {length}" for batch, length in places)], rows)
 
 
 def content(name: str) -> list[dict[str, Any]]:
@@ -207,12 +209,12 @@ def goodput() -> str:
         name = names.get(setting, "logquant int2, W 64")
         cells = [f"{own[rate]['goodput']:.2f} ({100 * own[rate]['good']:.0f} %)" for rate in rates]
         body.append([name, str(own[rates[0]]["most"]), *cells])
-    return table(["simulated", "most at a time", *(f"{rate:g} a second" for rate in rates)], body)
+    return aligned_table(["simulated", "most at a time", *(f"{rate:g} a second" for rate in rates)], body)
 
 
 def capacity() -> str:
     """Return the table of sequences that fit into a memory, by formula and by allocation."""
-    return columns(
+    return column_table(
         "Llama-2-7B, 32k",
         {
             "GiB a sequence": lambda row: f"{row['per_sequence'] / 2**30:.2f}",
@@ -226,7 +228,7 @@ def capacity() -> str:
 
 def energy() -> str:
     """Return the table of energy per token at one length."""
-    return columns(
+    return column_table(
         "Llama-2-7B, 32k",
         {
             "J per token": lambda row: f"{row['energy']['J_per_token']:.2f}",
@@ -241,10 +243,10 @@ def energy() -> str:
     )
 
 
-def tables() -> Iterator[str]:
+def latency_tables() -> Iterator[str]:
     """Yield the tables in the order of the page."""
     yield beside()
-    for make in (times, lines, compression):
+    for make in (token_time_table, fitted_line_table, compression):
         for title in MODELS:
             yield make(title)
     yield capacity()
@@ -253,4 +255,4 @@ def tables() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(tables()))
+    print("\n".join(latency_tables()))

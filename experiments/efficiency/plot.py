@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.results.point_record import Point
+from kvbench.results.point_record import MeasuredPoint
 
 #: file -> the figure's axis, its unit, what one unit is in the point's
 FIGURES = {
@@ -16,19 +16,21 @@ FIGURES = {
 }
 
 
-def plot(points: Sequence[Point], pyplot: Any, out: Path) -> None:
+def plot(points: Sequence[MeasuredPoint], pyplot: Any, out: Path) -> None:
     """Draw what there is more than one point of."""
     for fixed, along in (("prompt", "batch"), ("batch", "prompt")):
-        groups: dict[tuple[Any, ...], list[Point]] = {}
+        groups: dict[tuple[Any, ...], list[MeasuredPoint]] = {}
         for point in points:
             key = (point.model, point.device, point.limit_gb, point.new_tokens, getattr(point, fixed), point.how)
             groups.setdefault(key, []).append(point)
         for key, group in groups.items():
             if len({getattr(point, along) for point in group}) > 1:
-                draw(group, fixed, along, key, pyplot, out)
+                draw_panels(group, fixed, along, key, pyplot, out)
 
 
-def draw(group: Sequence[Point], fixed: str, along: str, key: tuple[Any, ...], pyplot: Any, out: Path) -> None:
+def draw_panels(
+    group: Sequence[MeasuredPoint], fixed: str, along: str, key: tuple[Any, ...], pyplot: Any, out: Path
+) -> None:
     """Draw one picture with a panel for each figure; a cross marks where memory ended."""
     names = [name for name in FIGURES if any(getattr(point, name) for point in group)]
     if not names:

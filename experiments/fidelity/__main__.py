@@ -16,22 +16,22 @@ from functools import partial
 from pathlib import Path
 
 from experiments import measured
-from experiments.fidelity.fold import LENGTH, SETTINGS, TASKS, data, fold
+from experiments.fidelity.fold import LENGTH, SETTINGS, TASKS, data, fold_fidelity
 
 
-def parse(given: Sequence[str]) -> argparse.Namespace:
+def parse_fidelity_options(given: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = measured.parser("experiments.fidelity", __doc__, "results/runs/fidelity", batch=8, limit=8)
-    return measured.chosen(parser, parser.parse_args(given), SETTINGS, "results/tiny/fidelity")
+    parser = measured.table_parser("experiments.fidelity", __doc__, "results/runs/fidelity", batch=8, limit=8)
+    return measured.set_chosen(parser, parser.parse_args(given), SETTINGS, "results/tiny/fidelity")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, write the tables, and return the exit status."""
     given = sys.argv[1:] if argv is None else argv
-    arguments = parse(given)
+    arguments = parse_fidelity_options(given)
     runs, count = data(LENGTH, arguments.limit, arguments.limit), len(TASKS) * arguments.limit
-    table = measured.Table("experiments.fidelity", lambda _: runs, partial(fold, count=count), before)
-    return measured.make(table, arguments, given)
+    table = measured.Table("experiments.fidelity", lambda _: runs, partial(fold_fidelity, count=count), before)
+    return measured.make_table(table, arguments, given)
 
 
 def before(folder: Path) -> dict[str, int] | None:

@@ -73,7 +73,7 @@ def data(length: int, forced: int, free: int) -> dict[str, list[str]]:
     }
 
 
-def fold(stored: Mapping[str, Stored], count: int) -> Folded:
+def fold_fidelity(stored: Mapping[str, Stored], count: int) -> Folded:
     """Return ``table.md``, ``settings.csv`` and ``pairs.csv`` of settings with `count` samples in both runs."""
     runs = {name: done.rows for name, done in stored.items()}
     full = {name: own[FORCED].keys() & own[FREE].keys() for name, own in runs.items()}
@@ -82,10 +82,10 @@ def fold(stored: Mapping[str, Stored], count: int) -> Folded:
         return Folded(f"fp16 has {len(full.get('fp16', ()))} of {count} samples in both of its runs")
     # prompts without a decoded position, such as answers of one token, have no divergences
     samples = [key for key in sorted(full["fp16"]) if runs["fp16"][FORCED][key]["fidelity"]["kld"]]
-    measured = {name: measure(runs[name], runs["fp16"][FREE], samples) for name in names}
-    pairs = [pair(a, b, measured) for a, b in itertools.combinations(names, 2)]
+    measured = {name: setting_measures(runs[name], runs["fp16"][FREE], samples) for name in names}
+    pairs = [paired_measures(a, b, measured) for a, b in itertools.combinations(names, 2)]
     positions = sum(len(runs["fp16"][FORCED][key]["fidelity"]["kld"]) for key in samples)
-    text = markdown(measured, pairs, len(samples), positions)
+    text = fidelity_markdown(measured, pairs, len(samples), positions)
     missing = [name for name in runs if name not in names]
     text += f"\nLeft out, with fewer prompts: {', '.join(missing)}\n" if missing else ""
     files = {
@@ -95,7 +95,7 @@ def fold(stored: Mapping[str, Stored], count: int) -> Folded:
     return Folded(text, files, {"prompts": count, "settings": len(stored)})
 
 
-def measure(
+def setting_measures(
     runs: Mapping[str, Mapping[str, Row]], base: Mapping[str, Row], samples: list[str]
 ) -> tuple[dict[str, float], Drawn]:
     """Return the measures of a setting, and the same for each draw of the bootstrap over prompts."""
@@ -126,7 +126,7 @@ def _kept(left: Mapping[str, Any]) -> float:
     return 1.0 if left["at"] is None else left["at"] / left["compared"]
 
 
-def pair(a: str, b: str, measured: Mapping[str, tuple[dict[str, float], Drawn]]) -> dict[str, Any]:
+def paired_measures(a: str, b: str, measured: Mapping[str, tuple[dict[str, float], Drawn]]) -> dict[str, Any]:
     """Return for each measure the difference of two settings, its paired interval, and whether it excludes 0."""
     line: dict[str, Any] = {"a": a, "b": b}
     for name in MEASURES:
@@ -140,7 +140,7 @@ def pair(a: str, b: str, measured: Mapping[str, tuple[dict[str, float], Drawn]])
     return line
 
 
-def markdown(
+def fidelity_markdown(
     measured: Mapping[str, tuple[dict[str, float], Drawn]], pairs: list[dict[str, Any]], prompts: int, positions: int
 ) -> str:
     """Return the tables as markdown: the measures of each setting, and how many pairs each of them tells apart."""

@@ -17,7 +17,7 @@ from experiments.plan import Plan
 from experiments.runs import composed, run_of
 from kvbench.analysis.outcome import Outcome, Shape
 from kvbench.config.run_config import RunConfig, checked_config
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.errors import KvbenchError
 from kvbench.tasks.base import Sample
 from kvbench.util.normal_form import normal_form
@@ -124,26 +124,26 @@ def _made(configs: list[tuple[RunConfig, str]], settings: dict[str, str], plan: 
     if not (folder / "about.json").exists():
         if plan.fold_only:
             return Analysis(None, reason="not run")
-        _make(configs, settings, steps, folder)
+        _make_analysis(configs, settings, steps, folder)
     return Analysis(Outcome.load(folder), folder.name)
 
 
-def _make(configs: list[tuple[RunConfig, str]], settings: dict[str, str], steps: int, folder: Path) -> None:
+def _make_analysis(configs: list[tuple[RunConfig, str]], settings: dict[str, str], steps: int, folder: Path) -> None:
     from kvbench.analysis.analyse import analyse, texts
     from kvbench.analysis.command import samples
     from kvbench.analysis.observe import Options
-    from kvbench.models.load import load
+    from kvbench.models.load import load_model
     from kvbench.models.locate import locate
 
     config = configs[0][0]
     methods = {}
     for name, text in settings.items():
-        methods[name] = parse(text).load()
+        methods[name] = parse_setting(text).load()
         methods[name].check(head_dim=config.model.head_dim(), max_length=config.model.max_length)
         methods[name].prepare(config.model)
         methods[name].ready()
     locate(config.model)
-    loaded = load(config.model, config.runtime)
+    loaded = load_model(config.model, config.runtime)
     drawn: list[Sample] = [sample for one, _ in configs for sample in samples(one.task, loaded.tokenizer)]
     prompts = texts(drawn, loaded, config.model, steps)
     half = folder.with_name(f"{folder.name}.partial")

@@ -140,7 +140,7 @@ def _side(folded: Folded, model: str, limit: float, claim: str, pick: Callable[[
     return verdict(claim, model, extreme, low, high, "FLOPs per byte")
 
 
-def memory(item: Computed, plan: Plan) -> Folded:
+def cache_against_weights(item: Computed, plan: Plan) -> Folded:
     """Return Figure 7: the bytes of keys and values against those of the weights, by context and batch."""
     options = item.options
     headings = [Heading(name=length(c), unit="GB", digits=1, x=float(c)) for c in options["contexts"]]
@@ -175,7 +175,11 @@ def weights_or_kv(item: Computed, plan: Plan) -> Folded:
     """Return Figure 5 by a roofline: QuantSpec's speed-up with quantized keys and values, weights, or both."""
     options = item.options
     gpu = gpu_named(options["gpu"])
-    rates = [float(line["acceptance_rate_pct"]) for line in published.lines("quantspec_table4") if _of_quantspec(line)]
+    rates = [
+        float(line["acceptance_rate_pct"])
+        for line in published.published_lines("quantspec_table4")
+        if _of_quantspec(line)
+    ]
     acceptance = fmean(rates) / 100
     headings = [Heading(name=length(c), unit="x", x=float(c)) for c in options["contexts"]]
     cells, verdicts = [], []
@@ -183,7 +187,7 @@ def weights_or_kv(item: Computed, plan: Plan) -> Folded:
         table = {}
         for context in options["contexts"]:
             for row in SHARES:
-                gamma, factor = _speed_up(shape_of(model.preset), context, gpu, row, acceptance)
+                gamma, factor = _best_speed_up(shape_of(model.preset), context, gpu, row, acceptance)
                 table[row, context] = factor
                 note = f"best gamma: {gamma}"
                 cells.append(Cell(model=model.title, row=row, column=length(context), ours=factor, note=note))
@@ -209,7 +213,7 @@ SHARES = {
 }
 
 
-def _speed_up(shape: Shape, context: int, gpu: Gpu, row: str, acceptance: float) -> tuple[int, float]:
+def _best_speed_up(shape: Shape, context: int, gpu: Gpu, row: str, acceptance: float) -> tuple[int, float]:
     """Return the best gamma and its speed-up over plain decoding with weights and cache in 16 bits."""
     which, setting = SHARES[row]
     weights = shape.weight_bytes()

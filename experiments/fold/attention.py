@@ -11,12 +11,12 @@ import numpy as np
 
 from experiments import published
 from experiments.fold.analyses import Analysis, analysis, notes
-from experiments.fold.cells import Cell, Folded, Heading, Verdict, ends
+from experiments.fold.cells import Cell, Folded, Heading, Verdict, interval_fields
 from experiments.fold.claims import bound, decided
 from experiments.item import Computed, Model
 from experiments.plan import Plan
 from kvbench.analysis.outcome import Outcome
-from kvbench.analysis.table import mean
+from kvbench.analysis.table import mean_and_error
 from kvbench.metrics import intervals
 
 #: a figure of all prompts of a setting, ``[N]``
@@ -32,7 +32,7 @@ def marks(plan: Plan) -> list[str]:
     return [FORMAT_ONLY] if plan.data == "standin" else []
 
 
-def table(item: Computed, plan: Plan) -> Folded:
+def attention_errors(item: Computed, plan: Plan) -> Folded:
     """Return the L1 error, its share of the largest possible one, the KL divergence and the error of the outputs."""
     columns: dict[Heading, Figure] = {
         Heading(name="L1 error", digits=3): lambda o, s: o.figures(s, "l1"),
@@ -131,7 +131,9 @@ def _folded(
                     continue
                 numbers[place] = figure(analysis_.outcome, setting)
                 base = numbers.get((model.title, options["base"], heading.name))
-                cells.append(_cell(place, numbers[place], base if row != options["base"] else None, paper, analysis_))
+                cells.append(
+                    _error_cell(place, numbers[place], base if row != options["base"] else None, paper, analysis_)
+                )
     return Folded(
         headings=list(columns),
         rows=list(rows),
@@ -143,28 +145,28 @@ def _folded(
     )
 
 
-def _cell(
+def _error_cell(
     place: tuple[str, str, str], own: np.ndarray, base: np.ndarray | None, paper: float | None, analysis_: Analysis
 ) -> Cell:
-    ours, error = mean(own)
-    gap, gap_error = (None, None) if base is None else mean(own - base)
+    ours, error = mean_and_error(own)
+    gap, gap_error = (None, None) if base is None else mean_and_error(own - base)
     return Cell(
         model=place[0],
         row=place[1],
         column=place[2],
         paper=paper,
         ours=ours,
-        stderr=_known(error),
+        stderr=_known_error(error),
         n=len(own),
         to_base=gap,
-        to_base_stderr=_known(gap_error),
+        to_base_stderr=_known_error(gap_error),
         runs=(analysis_.id,),
-        **ends(ours, _known(error), len(own)),
-        **({} if gap is None else ends(gap, _known(gap_error), len(own), "to_base_")),
+        **interval_fields(ours, _known_error(error), len(own)),
+        **({} if gap is None else interval_fields(gap, _known_error(gap_error), len(own), "to_base_")),
     )
 
 
-def _known(error: float | None) -> float | None:
+def _known_error(error: float | None) -> float | None:
     return None if error is None or math.isnan(error) else error
 
 
@@ -203,8 +205,8 @@ def judged(
     """Return the verdict on the mean of ``first - second`` over prompts; without any the claim was not run."""
     if first is None or second is None or not len(first):
         return decided(text, model, None, low, high, unit=unit, paper=paper)
-    difference, error = mean(first - np.asarray(second))
-    known, n = _known(error), len(first)
+    difference, error = mean_and_error(first - np.asarray(second))
+    known, n = _known_error(error), len(first)
     interval = intervals.of_moments(difference, known, n)
     return decided(
         text,

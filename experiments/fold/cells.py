@@ -147,7 +147,7 @@ class Folded:
         return next((c for c in self.cells if (c.model, c.row, c.column) == (model, row, column)), None)
 
 
-def ends(value: float, stderr: float | None, n: int, name: str = "") -> dict[str, Any]:
+def interval_fields(value: float, stderr: float | None, n: int, name: str = "") -> dict[str, Any]:
     """Return the 95 % interval of a mean over prompts as fields of a cell; none where it has no spread."""
     interval = intervals.of_moments(value, stderr, n)
     return {} if interval is None else {f"{name}low": interval[0], f"{name}high": interval[1]}

@@ -33,10 +33,10 @@ class Statistic:
     @property
     def stderr(self) -> float | None:
         """The standard error; None with fewer than two samples."""
-        return error(self.influences)
+        return standard_error(self.influences)
 
 
-def error(values: Sequence[float]) -> float | None:
+def standard_error(values: Sequence[float]) -> float | None:
     """Return the standard error of the mean of `values`; None with fewer than two."""
     n = len(values)
     if n < 2:
@@ -48,10 +48,10 @@ def error(values: Sequence[float]) -> float | None:
 def paired(first: Statistic, second: Statistic) -> tuple[float, float | None]:
     """Return first less second over the same samples, and the standard error of the difference."""
     differences = [a - b for a, b in zip(first.influences, second.influences, strict=True)]
-    return first.value - second.value, error(differences)
+    return first.value - second.value, standard_error(differences)
 
 
-def mean(number: Callable[[Row], float | None]) -> Callable[[Sequence[Row]], Statistic | None]:
+def mean_figure(number: Callable[[Row], float | None]) -> Callable[[Sequence[Row]], Statistic | None]:
     """Return a figure that is the mean of `number` over the samples; samples without it make it unknown."""
 
     def figure(rows: Sequence[Row]) -> Statistic | None:
@@ -83,7 +83,7 @@ def acceptance(rows: Sequence[Row]) -> Statistic | None:
     return Statistic(rate, tuple(rate + shift * (accepted - rate * drafted) for accepted, drafted in parts))
 
 
-def _score(row: Row) -> float | None:
+def _row_score(row: Row) -> float | None:
     value: float | None = row["scores"].get("score")
     return value
 
@@ -110,7 +110,7 @@ def quotient(first: Statistic, second: Statistic) -> Statistic:
     return Statistic(ratio, tuple(ratio + (a - ratio * b) / second.value for a, b in pairs))
 
 
-def point(*path: str) -> Callable[[Sequence[Row]], Statistic | None]:
+def point_figure(*path: str) -> Callable[[Sequence[Row]], Statistic | None]:
     """Return a figure of a measured point: the number at `path` of its record."""
 
     def figure(rows: Sequence[Row]) -> Statistic | None:
@@ -144,23 +144,23 @@ def decode_rate(rows: Sequence[Row]) -> Statistic | None:
 SPEEDS = ("seconds_per_token", "decode_rate")
 
 FIGURES: dict[str, Callable[[Sequence[Row]], Statistic | None]] = {
-    "score": mean(_score),
-    "kv_mib": mean(_kv_mib),
-    "compression": mean(_compression),
-    "seconds_per_token": mean(_seconds_per_token),
+    "score": mean_figure(_row_score),
+    "kv_mib": mean_figure(_kv_mib),
+    "compression": mean_figure(_compression),
+    "seconds_per_token": mean_figure(_seconds_per_token),
     "perplexity": perplexity,
     "acceptance": acceptance,
     # of points of time and memory: seconds, bytes, tokens per second
-    "tpot_s": point("tpot_s", "median"),
-    "ttft_s": point("ttft_s"),
-    "tokens_per_s": point("tokens_per_s"),
-    "peak_decode": point("peak", "decode"),
-    "peak_prefill": point("peak", "prefill"),
-    "kv_used": point("kv_used", "total"),
+    "tpot_s": point_figure("tpot_s", "median"),
+    "ttft_s": point_figure("ttft_s"),
+    "tokens_per_s": point_figure("tokens_per_s"),
+    "peak_decode": point_figure("peak", "decode"),
+    "peak_prefill": point_figure("peak", "prefill"),
+    "kv_used": point_figure("kv_used", "total"),
     # of points at a forced acceptance: speed-up over plain decoding in the same run, tokens per second, bytes
-    "forced_speedup": point("forced", "speedup"),
-    "forced_rate": point("forced", "tokens_per_s"),
-    "forced_peak": point("forced", "peak"),
+    "forced_speedup": point_figure("forced", "speedup"),
+    "forced_rate": point_figure("forced", "tokens_per_s"),
+    "forced_peak": point_figure("forced", "peak"),
     "peak": peak,
     # of answers generated one by one (runtime.batch_size=1)
     "decode_rate": decode_rate,

@@ -18,7 +18,7 @@ from experiments.fold.grid import Source
 from experiments.item import Column, Computed
 from experiments.plan import Plan
 from kvbench.bench.choices import shape_of
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.profiling.roofline import Shape
 from kvbench.tasks.efficiency import point_id
 
@@ -33,13 +33,13 @@ Key = tuple[Shape, str, int, int]
 
 def case_of(setting: str) -> str:
     """Return the command's case for a setting of QuantSpec's tables: that with the same draft, or ``plain``."""
-    speculation = parse(setting).load().speculation
+    speculation = parse_setting(setting).load().speculation
     if speculation is None:
         return "plain"
     return "quantspec" if speculation.draft == "upper" else str(speculation.draft)
 
 
-def measured(model: str, case: str, column: Column, folder: Path | None = None) -> Source:
+def forced_source(model: str, case: str, column: Column, folder: Path | None = None) -> Source:
     """Return the source of a case at a column's prompt length and batch; without rows if no file has it.
 
     Args:
@@ -48,12 +48,12 @@ def measured(model: str, case: str, column: Column, folder: Path | None = None) 
         column: has the prompt length and the batch.
         folder: folder of the files; None: :data:`FOLDER`.
     """
-    source = points(folder or FOLDER).get((shape_of(model), case, column.prompt, column.batch))
+    source = forced_speeds(folder or FOLDER).get((shape_of(model), case, column.prompt, column.batch))
     return source or Source({}, reason=f"not measured: {COMMAND}")
 
 
 @cache
-def points(folder: Path) -> Mapping[Key, Source]:
+def forced_speeds(folder: Path) -> Mapping[Key, Source]:
     """Return the speeds of all files of a folder, by :data:`Key`: dimensions, case, tokens and batch."""
     by_key: dict[Key, Source] = {}
     for path in sorted(folder.glob("*.json")):
@@ -61,7 +61,7 @@ def points(folder: Path) -> Mapping[Key, Source]:
         for row in content.get("rows", ()):
             if "case" not in row or "context" not in row:
                 continue  # another command's file
-            source = _source(path, content, row)
+            source = _speed_source(path, content, row)
             key = (shape_of(row["model"]), row["case"], row["context"], row["batch"])
             known = by_key.get(key)
             if known is None or not known.rows or _speedup(source) is not None:
@@ -69,7 +69,7 @@ def points(folder: Path) -> Mapping[Key, Source]:
     return by_key
 
 
-def _source(path: Path, content: Mapping[str, Any], row: Mapping[str, Any]) -> Source:
+def _speed_source(path: Path, content: Mapping[str, Any], row: Mapping[str, Any]) -> Source:
     """Return the source of a row: its measured time per token at the acceptance of the file."""
     device, steps = content.get("device", ""), str(row.get("stepping", "")).split(" (")[0]
     one = row if row["case"] == "plain" else _at(row, content["at"])
@@ -127,7 +127,7 @@ def shares_of_speed(item: Computed, plan: Plan, folder: Path | None = None) -> F
         for context in item.options["contexts"]:
             column = Column(name=length(context), data="efficiency", prompt=context, batch=1)
             for row, case in CASES.items():
-                source = measured(model.preset, case, column, folder)
+                source = forced_source(model.preset, case, column, folder)
                 factor = _speedup(source)
                 place: dict[str, Any] = {"model": model.title, "row": row, "column": column.name}
                 if factor is None:
@@ -141,10 +141,10 @@ def shares_of_speed(item: Computed, plan: Plan, folder: Path | None = None) -> F
         if complete:
             verdicts += shares(model, table, complete, computed=False)
     for cell in predicted.cells:
-        cells.append(replace(cell, row=_predicted(cell.row)))
+        cells.append(replace(cell, row=_predicted_name(cell.row)))
     return Folded(
         headings=predicted.headings,
-        rows=[*CASES, *map(_predicted, SHARES)],
+        rows=[*CASES, *map(_predicted_name, SHARES)],
         models=predicted.models,
         cells=cells,
         verdicts=verdicts if all(tables) else predicted.verdicts,
@@ -152,7 +152,7 @@ def shares_of_speed(item: Computed, plan: Plan, folder: Path | None = None) -> F
     )
 
 
-def _predicted(row: str) -> str:
+def _predicted_name(row: str) -> str:
     return f"{row}, predicted"
 
 

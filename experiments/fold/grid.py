@@ -40,7 +40,7 @@ class Source:
 Sources = Mapping[tuple[str, str, str], Source]
 
 
-def fold(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = ()) -> Folded:
+def fold_grid(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = ()) -> Folded:
     """Return the cells of a grid.
 
     Args:
@@ -133,7 +133,7 @@ class _Table:
             n=self.counts[column.name],
             runs=source.runs,
             note=source.note,
-            **_ends(_interval([figure], [column]), ""),
+            **_fields_of_interval(_interval([figure], [column]), ""),
             **self._to_base(row, [column]),
         )
 
@@ -142,7 +142,7 @@ class _Table:
         known = None if row.name == self.item.base else self.difference(row.name, self.item.base, members, pick)
         if known is None:
             return {}
-        return {"to_base": known[0], "to_base_stderr": known[1], **_ends(known[2], "to_base_")}
+        return {"to_base": known[0], "to_base_stderr": known[1], **_fields_of_interval(known[2], "to_base_")}
 
     def _why_empty(self, source: Source, column: Column) -> str:
         if not source.rows:
@@ -172,7 +172,7 @@ class _Table:
             stderr=whole[1],
             n=sum(self.counts[column.name] for column in members) if group.pick == "mean" else 1,
             runs=runs,
-            **_ends(_interval(own, members), ""),
+            **_fields_of_interval(_interval(own, members), ""),
             **self._to_base(row, members, group.pick),
         )
 
@@ -196,7 +196,7 @@ class _Table:
         own, other = [one for one in ones if one is not None], [two for two in twos if two is not None]
         pairs = [paired(a, b) for a, b in zip(own, other, strict=True)]
         mean = fmean(value for value, _ in pairs)
-        return mean, _together([error for _, error in pairs]), _interval(own, members, other)
+        return mean, _combined_error([error for _, error in pairs]), _interval(own, members, other)
 
     def has(self, number: int) -> bool:
         """Return True if the column of a claim exists under the plan."""
@@ -247,7 +247,7 @@ class _Table:
         known = [figure for figure in figures if figure is not None]
         if not known or len(known) < len(figures):
             return None
-        return fmean(figure.value for figure in known), _together([figure.stderr for figure in known])
+        return fmean(figure.value for figure in known), _combined_error([figure.stderr for figure in known])
 
     def _paper(self, row: Setting, keys: Mapping[str, str], value: str) -> float | None:
         """Return the published number; None unless it is of this model and these data."""
@@ -264,7 +264,7 @@ def of_group(group: Group, columns: Sequence[Column], plan: Plan) -> list[Column
 
 def looked_up(item: Grid, model: Model, row: Setting, keys: Mapping[str, str], value: str) -> float | None:
     """Return the published number of a model, a row and a column's keys."""
-    named = {"model": model.name} if model.name and "model" in published.lines(item.published)[0] else {}
+    named = {"model": model.name} if model.name and "model" in published.published_lines(item.published)[0] else {}
     return published.lookup(item.published, {**named, **row.published, **keys}, value or item.value)
 
 
@@ -284,7 +284,7 @@ def printed(item: Grid, row: Setting, name: str, models: Sequence[Model]) -> flo
     return fmean(known) if known and len(known) == len(values) else None
 
 
-def _together(errors: Sequence[float | None]) -> float | None:
+def _combined_error(errors: Sequence[float | None]) -> float | None:
     """Return the standard error of the mean of independent figures; None if one is unknown."""
     known = [error for error in errors if error is not None]
     return math.sqrt(sum(error**2 for error in known)) / len(errors) if known and len(known) == len(errors) else None
@@ -314,10 +314,10 @@ def _interval(
     both = [(a.value, a.stderr) for a in own]
     if other is not None:
         both = [paired(a, b) for a, b in zip(own, other, strict=True)]
-    mean, error = fmean(value for value, _ in both), _together([error for _, error in both])
+    mean, error = fmean(value for value, _ in both), _combined_error([error for _, error in both])
     return intervals.of_moments(mean, error, sum(len(figure.influences) for figure in own) - len(own) + 1)
 
 
-def _ends(interval: Interval | None, name: str) -> dict[str, float | None]:
+def _fields_of_interval(interval: Interval | None, name: str) -> dict[str, float | None]:
     """Return an interval as fields of a cell."""
     return {} if interval is None else {f"{name}low": interval[0], f"{name}high": interval[1]}

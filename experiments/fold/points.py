@@ -16,7 +16,7 @@ from experiments.fold.cells import OUT_OF_MEMORY
 from experiments.fold.grid import Source
 from experiments.item import Column
 from kvbench.bench.choices import shape_of
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.errors import ConfigError
 from kvbench.profiling.roofline import Shape
 from kvbench.tasks.efficiency import point_id
@@ -25,7 +25,7 @@ FOLDERS = tuple(Path(__file__).resolve().parents[2] / "results" / "h200" / name 
 Key = tuple[Shape, str, int, int, float | None]
 
 
-def measured(model: str, setting: str, column: Column, folders: tuple[Path, ...] = FOLDERS) -> Source | None:
+def point_source(model: str, setting: str, column: Column, folders: tuple[Path, ...] = FOLDERS) -> Source | None:
     """Return the source of one point; None if no file has it. Above a batch that ran out of memory, all did.
 
     Args:
@@ -34,7 +34,7 @@ def measured(model: str, setting: str, column: Column, folders: tuple[Path, ...]
         column: has the prompt length, the batch and the memory limit.
         folders: folders of the files.
     """
-    by_key, chosen, shape = points(folders), canonical(setting), shape_of(model)
+    by_key, chosen, shape = stored_points(folders), canonical(setting), shape_of(model)
     source = by_key.get((shape, chosen, column.prompt, column.batch, column.memory_gb))
     if source is not None:
         return source
@@ -55,13 +55,13 @@ def canonical(setting: str) -> str:
     Raises:
         ConfigError: the text is not a setting, such as the name of a cache of stock transformers.
     """
-    method = parse(setting).load()
+    method = parse_setting(setting).load()
     name = type(method).__name__
     return repr((name, sorted(method.hyperparameters().items(), key=str), method.quantizer))
 
 
 @cache
-def points(folders: tuple[Path, ...]) -> Mapping[Key, Source]:
+def stored_points(folders: tuple[Path, ...]) -> Mapping[Key, Source]:
     """Return the points of all files in some folders, by :data:`Key`: dimensions, setting, prompt, batch, limit in GiB.
 
     A point that ran out of memory is a source without rows whose reason says so.
@@ -76,11 +76,11 @@ def points(folders: tuple[Path, ...]) -> Mapping[Key, Source]:
                 key = (shape_of(content["model"]), setting, record["prompt"], record["batch"], limit)
             except (KeyError, ConfigError):
                 continue  # another command's file, or a cache of stock transformers
-            by_key[key] = _source(path, content, record)
+            by_key[key] = _record_source(path, content, record)
     return by_key
 
 
-def _source(path: Path, content: Mapping[str, Any], record: Mapping[str, Any]) -> Source:
+def _record_source(path: Path, content: Mapping[str, Any], record: Mapping[str, Any]) -> Source:
     device = str(content.get("device", ""))
     note = ", ".join(part for part in (device, record.get("stepping", "").split(" (")[0]) if part)
     if record["status"] == "oom":

@@ -11,9 +11,9 @@ from experiments.plan import Plan
 from kvbench.errors import KvbenchError
 from kvbench.models.load import load_tokenizer
 from kvbench.models.spec import ModelConfig
-from kvbench.retrieval.chunks import by_threshold, cut
+from kvbench.retrieval.chunks import by_threshold, cut_chunks
 from kvbench.retrieval.encoders import encoder
-from kvbench.runner.prompting import encode
+from kvbench.runner.prompting import encode_prompt
 from kvbench.tasks.base import Sample
 from kvbench.tasks.mini import Mini
 from kvbench.tasks.work import AskQuestions
@@ -27,22 +27,22 @@ TASK = "several"
 
 def heat(item: Computed, plan: Plan) -> Folded:
     """Return the share of chunks of each width by query, and the similarities as ``arrays["heat"]``, 0 to 1 by row."""
-    from experiments.data import preset
+    from experiments.data import choice_data
 
     options = item.options
     name = options["encoder"] if plan.data == "paper" else options["small"]
     rows = [f"query {number + 1}" for number in range(options["queries"])]
     headings = [Heading(name=text, unit="% of chunks", digits=1) for text in ("FP16", "INT4", "INT2")]
     marks = ["format only: generated records, no result"] if plan.data == "standin" else []
-    tokenizer = load_tokenizer(build(ModelConfig, preset("model", "tiny"), "model"))
+    tokenizer = load_tokenizer(build(ModelConfig, choice_data("model", "tiny"), "model"))
     context, queries = document(options["length"], options["queries"])
-    prompt = encode(context, tokenizer)
+    prompt = encode_prompt(context, tokenizer)
     cells: list[Cell] = []
     similarities: list[list[float]] = []
     for row, query in zip(rows, queries, strict=True):
         try:
             scorer = encoder(name)
-            chunks = cut(
+            chunks = cut_chunks(
                 prompt.ids,
                 tokenizer.decode,
                 options["chunk_size"],

@@ -10,11 +10,11 @@ from experiments.data import POINTS, columns_of, data_overrides, point_overrides
 from experiments.fold import forced
 from experiments.fold.figures import FIGURES
 from experiments.fold.grid import Source, Sources
-from experiments.fold.points import measured
+from experiments.fold.points import point_source
 from experiments.item import Column, Grid, Model
 from experiments.item import Row as Setting
 from experiments.plan import Plan
-from experiments.runs import Outcome, Run, identify, run_of, samples
+from experiments.runs import Run, RunOutcome, identify, run_of, samples
 
 Place = tuple[str, str, str]
 
@@ -89,7 +89,7 @@ def setting_of(row: Setting, plan: Plan) -> str:
     return (row.small if plan.data != "paper" else "") or row.setting
 
 
-def sources_of(item: Grid, plan: Plan, outcomes: Mapping[Run, Outcome]) -> Sources:
+def sources_of(item: Grid, plan: Plan, outcomes: Mapping[Run, RunOutcome]) -> Sources:
     """Return the rows behind each cell.
 
     Points that were measured elsewhere (``results/h200/papers``) come before runs of this machine, where the plan asks
@@ -125,11 +125,11 @@ def _elsewhere(model: Model, row: Setting, column: Column, plan: Plan) -> Source
     if column.only and model.preset not in column.only:
         return None
     if column.figure in forced.FIGURES:
-        return forced.measured(model.preset, forced.case_of(row.setting), scaled(column, plan, model))
-    return measured(model.preset, row.timed or row.setting, scaled(column, plan, model))
+        return forced.forced_source(model.preset, forced.case_of(row.setting), scaled(column, plan, model))
+    return point_source(model.preset, row.timed or row.setting, scaled(column, plan, model))
 
 
-def _of_run(run: Run, outcome: Outcome | None, plan: Plan, column: Column) -> Source:
+def _of_run(run: Run, outcome: RunOutcome | None, plan: Plan, column: Column) -> Source:
     name, reason = (outcome.id, outcome.reason) if outcome else ("", "")
     if not name:
         name, unknown = identify(run)
@@ -144,7 +144,7 @@ def _of_run(run: Run, outcome: Outcome | None, plan: Plan, column: Column) -> So
     return Source(rows, (name,) if rows else (), "" if rows else reason or "not run", ", ".join(device))
 
 
-def _fastest(choice: Choice, row: Setting, outcomes: Mapping[Run, Outcome], plan: Plan, column: Column) -> Source:
+def _fastest(choice: Choice, row: Setting, outcomes: Mapping[Run, RunOutcome], plan: Plan, column: Column) -> Source:
     """Return the source with the shortest time per token over the samples that all of them have."""
     sources = [_of_run(run, outcomes.get(run), plan, column) for run in choice.runs]
     shared = set.intersection(*(set(source.rows) for source in sources))

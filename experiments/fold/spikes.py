@@ -10,13 +10,13 @@ import numpy as np
 
 from experiments.fold.analyses import Analysis, analysis, notes
 from experiments.fold.attention import judged, marks
-from experiments.fold.cells import Cell, Folded, Heading, Verdict, ends
+from experiments.fold.cells import Cell, Folded, Heading, Verdict, interval_fields
 from experiments.fold.claims import decided
 from experiments.item import Column, Computed, Model
 from experiments.logquant.attention import FOUR
 from experiments.plan import Plan
 from kvbench.analysis.outcome import Outcome
-from kvbench.analysis.table import mean
+from kvbench.analysis.table import mean_and_error
 from kvbench.metrics import intervals
 
 
@@ -41,9 +41,9 @@ def density(item: Computed, plan: Plan) -> Folded:
         exponent, error = jackknifed(spikes, visible, distances)
         count = spikes.sum(1)
         near = 100 * spikes[:, distances < 128].sum(1) / np.maximum(count, 1e-9)
-        figures = [(exponent, error), mean(count), mean(near)]
+        figures = [(exponent, error), mean_and_error(count), mean_and_error(near)]
         cells += [
-            _cell(model, "spikes", heading, number, spread, len(spikes), run)
+            _spike_cell(model, "spikes", heading, number, spread, len(spikes), run)
             for heading, (number, spread) in zip(headings, figures, strict=True)
         ]
         for text, bounds in (
@@ -65,7 +65,7 @@ def density(item: Computed, plan: Plan) -> Folded:
     )
 
 
-def steps(item: Computed, plan: Plan) -> Folded:
+def spikes_by_step(item: Computed, plan: Plan) -> Folded:
     """Return the share of a step's highest tokens that are among the highest of the next step; the steps as panels."""
     highest, high = item.options["highest"], item.options["high"]
     heading = Heading(name=f"highest {highest} tokens shared by consecutive steps", unit="%", digits=1)
@@ -82,10 +82,10 @@ def steps(item: Computed, plan: Plan) -> Folded:
             if run.outcome is None:
                 cells.append(Cell(model=model.title, row=column.name, column=heading.name, reason=run.reason))
                 continue
-            shares = [shared(of_steps, highest, tokens) for of_steps, tokens in _positions(run.outcome, 2)]
+            shares = [shared_share(of_steps, highest, tokens) for of_steps, tokens in _positions(run.outcome, 2)]
             numbers = 100 * np.array(shares)
-            figure = mean(numbers) if shares else (math.nan, math.nan)
-            cells.append(_cell(model, column.name, heading, *figure, len(numbers), run))
+            figure = mean_and_error(numbers) if shares else (math.nan, math.nan)
+            cells.append(_spike_cell(model, column.name, heading, *figure, len(numbers), run))
             text = f"high positions change from step to step ({column.name}: fewer than {high:g} % are shared)"
             verdicts.append(judged(text, model.title, numbers, 0.0, -math.inf, high, unit="% of them"))
             drawn.append(_step_panels(run.outcome, highest, f"{model.title}, {column.name}"))
@@ -130,9 +130,9 @@ def sinks(item: Computed, plan: Plan) -> Folded:
         medians = {}
         for name, part in zip(names, parts, strict=True):
             medians[name] = np.median(part.reshape(len(part), -1), axis=1)
-            cells.append(_cell(model, name, heading, *mean(medians[name]), len(part), run))
+            cells.append(_spike_cell(model, name, heading, *mean_and_error(medians[name]), len(part), run))
             label = name if len(plan.models_of(item)) == 1 else f"{model.title}\n{name}"
-            boxes[label] = _rounded(part.mean(0).ravel())
+            boxes[label] = _five_digits(part.mean(0).ravel())
         text = f"the sinks' median is greater than that of the newest {newest} tokens' sum"
         verdicts.append(judged(text, model.title, medians[names[2]], medians[names[3]], 0.0, math.inf))
     return Folded(
@@ -175,7 +175,7 @@ def exponent_of(spikes: np.ndarray, visible: np.ndarray, distances: np.ndarray) 
     return float(np.polyfit(np.log(distances[known]), np.log(density_of), 1)[0])
 
 
-def shared(of_steps: np.ndarray, highest: int, tokens: int) -> float:
+def shared_share(of_steps: np.ndarray, highest: int, tokens: int) -> float:
     """Return the mean share of a step's `highest` tokens that are among the next step's; NaN with a single step.
 
     Args:
@@ -233,8 +233,8 @@ def _density_panels(
             "y": "spikes per visible token",
             "log": True,
             "series": [
-                {"kind": "line", "x": _rounded(x), "y": _rounded(y), "label": "measured"},
-                {"kind": "dashes", "x": _rounded(x), "y": _rounded(line), "label": "1 / distance"},
+                {"kind": "line", "x": _five_digits(x), "y": _five_digits(y), "label": "measured"},
+                {"kind": "dashes", "x": _five_digits(x), "y": _five_digits(line), "label": "1 / distance"},
             ],
         },
     ]
@@ -258,7 +258,7 @@ def _step_panels(outcome: Outcome, highest: int, title: str) -> list[dict[str, A
                 "length": tokens,
                 "series": [
                     _stems(scores),
-                    {"kind": "points", "x": place[top].tolist(), "y": _rounded(scores[top])},
+                    {"kind": "points", "x": place[top].tolist(), "y": _five_digits(scores[top])},
                 ],
             }
         )
@@ -268,15 +268,17 @@ def _step_panels(outcome: Outcome, highest: int, title: str) -> list[dict[str, A
 def _stems(scores: np.ndarray) -> dict[str, Any]:
     """Return the series of the scores of positions 2, 3, ..., without those too small to be seen."""
     seen = np.flatnonzero(scores > 0.005 * scores.max())
-    return {"kind": "stems", "x": (seen + 2).tolist(), "y": _rounded(scores[seen])}
+    return {"kind": "stems", "x": (seen + 2).tolist(), "y": _five_digits(scores[seen])}
 
 
-def _cell(model: Model, row: str, heading: Heading, number: float, error: float, count: int, run: Analysis) -> Cell:
+def _spike_cell(
+    model: Model, row: str, heading: Heading, number: float, error: float, count: int, run: Analysis
+) -> Cell:
     place: dict[str, Any] = {"model": model.title, "row": row, "column": heading.name}
     if math.isnan(number):
         return Cell(**place, reason="too few spikes, or too few decode steps, for this figure", runs=(run.id,))
     known = None if math.isnan(error) else error
-    return Cell(**place, ours=number, stderr=known, n=count, runs=(run.id,), **ends(number, known, count))
+    return Cell(**place, ours=number, stderr=known, n=count, runs=(run.id,), **interval_fields(number, known, count))
 
 
 def _verdict(
@@ -288,5 +290,5 @@ def _verdict(
     return decided(text, model.title, ours, low, high, **more)
 
 
-def _rounded(numbers: np.ndarray) -> list[float]:
+def _five_digits(numbers: np.ndarray) -> list[float]:
     return [float(f"{number:.5g}") for number in numbers]

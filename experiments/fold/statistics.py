@@ -7,8 +7,8 @@ from statistics import fmean
 
 from experiments import published
 from experiments.data import data_overrides
-from experiments.fold.cells import Cell, Folded, Heading, ends
-from experiments.fold.figures import error
+from experiments.fold.cells import Cell, Folded, Heading, interval_fields
+from experiments.fold.figures import standard_error
 from experiments.item import MINI, Computed, Described, Model
 from experiments.plan import Plan
 from experiments.runs import composed, run_of
@@ -71,9 +71,9 @@ def _cells(item: Computed, row: Described, plan: Plan) -> tuple[list[Cell], list
         column=LENGTH,
         paper=printed[LENGTH],
         ours=fmean(lengths),
-        stderr=error(lengths),
+        stderr=standard_error(lengths),
         n=len(lengths),
-        **ends(fmean(lengths), error(lengths), len(lengths)),
+        **interval_fields(fmean(lengths), standard_error(lengths), len(lengths)),
     )
     commits = [f"{entry['hub_id']} at commit {entry['revision']}" for entry in of(config).get("data", ())]
     return [count, mean], commits

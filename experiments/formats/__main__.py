@@ -17,43 +17,43 @@ from pathlib import Path
 
 from experiments import measured
 from experiments.fidelity.fold import TASKS, data
-from experiments.formats.fold import fold, sizes
+from experiments.formats.fold import fold_formats, sizes
 from experiments.formats.grid import ROWS
 from experiments.formats.tpot import settings
-from experiments.place import known
+from experiments.place import stored_counts
 
 
-def parse(given: Sequence[str]) -> argparse.Namespace:
+def parse_formats_options(given: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = measured.parser("experiments.formats", __doc__, "results/runs/formats", batch=100, limit=100)
+    parser = measured.table_parser("experiments.formats", __doc__, "results/runs/formats", batch=100, limit=100)
     add, default = parser.add_argument, " (default: %(default)s)"
     add("--length", type=int, default=1024, help="tokens of a prompt" + default)
     add("--fidelity-limit", type=int, default=32, help="samples per task for the KL divergence" + default)
     add("--settings", action="store_true", help="print the settings for kvbench.bench tpot")
-    return measured.chosen(parser, parser.parse_args(given), ROWS.values(), "results/formats")
+    return measured.set_chosen(parser, parser.parse_args(given), ROWS.values(), "results/formats")
 
 
 def table_of(arguments: argparse.Namespace) -> measured.Table:
     """Return the table that a command line asks for."""
     runs = data(arguments.length, arguments.fidelity_limit, arguments.limit)
     count, prompts = len(TASKS) * arguments.limit, len(TASKS) * arguments.fidelity_limit
-    made = partial(fold, count=count, prompts=prompts, model=arguments.model)
+    made = partial(fold_formats, count=count, prompts=prompts, model=arguments.model)
     return measured.Table("experiments.formats", lambda _: runs, made, before)
 
 
 def before(folder: Path) -> Mapping[str, int] | None:
     """Return what the stored table rests on; None without one."""
-    return known(folder / "lines.json", sizes)
+    return stored_counts(folder / "lines.json", sizes)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, write the tables, and return the exit status."""
     given = sys.argv[1:] if argv is None else argv
-    arguments = parse(given)
+    arguments = parse_formats_options(given)
     if arguments.settings:
         print(*settings().values())
         return 0
-    return measured.make(table_of(arguments), arguments, given)
+    return measured.make_table(table_of(arguments), arguments, given)
 
 
 if __name__ == "__main__":

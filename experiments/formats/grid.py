@@ -49,10 +49,10 @@ class Row(Setting):
     @property
     def key(self) -> str:
         """Name and tail, which tell a line from all others."""
-        return key(self.name, self.tail)
+        return line_key(self.name, self.tail)
 
 
-def key(name: str, tail: Tail) -> str:
+def line_key(name: str, tail: Tail) -> str:
     """Return what tells a line from all others: the quantizer's name and the tail."""
     return f"{name} | {tail}"
 
@@ -142,7 +142,7 @@ QUANTIZERS = (
 )
 
 
-def rows() -> Iterator[Row]:
+def format_lines() -> Iterator[Row]:
     """Yield the lines of the table, fp16 first."""
     yield Row("fp16", "fp16", "fp16", "own")
     for quantizer in QUANTIZERS:
@@ -152,7 +152,7 @@ def rows() -> Iterator[Row]:
 
 
 #: lines by name and tail
-ROWS = {row.key: row for row in rows()}
+ROWS = {row.key: row for row in format_lines()}
 
 
 #: claims of papers and engines, each with the pairs that test it: the better quantizer, the worse one, and the tails at

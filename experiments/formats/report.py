@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.formats.grid import TAILS, key
+from experiments.formats.grid import TAILS, line_key
 from experiments.measured import TINY, markdown_table
-from experiments.mini.report import points
+from experiments.mini.report import percentage_points
 
 #: colour and marker of each family
 STYLE = {
@@ -24,13 +24,16 @@ STYLE = {
 Line = Mapping[str, Any]
 
 
-def markdown(content: Mapping[str, Any], claims: Sequence[Line] = (), steps: Mapping[str, float] | None = None) -> str:
+def formats_markdown(
+    content: Mapping[str, Any], claims: Sequence[Line] = (), steps: Mapping[str, float] | None = None
+) -> str:
     """Return a table for each tail, lines with the fewest bits last, and one of the claims.
 
     Args:
         content: what ``lines.json`` holds.
         claims: what ``claims.json`` holds.
-        steps: time per token of a large model in milliseconds, by line (:func:`experiments.formats.tpot.steps`).
+        steps: time per token of a large model in milliseconds, by line
+            (:func:`experiments.formats.tpot.step_milliseconds`).
     """
     steps = steps or {}
     head = ["quantizer", "bits", "KL mean, 0.0001 nats", "KL 99.9 %", "same top", "score", "Δ to fp16", "TPOT, ms"]
@@ -44,12 +47,12 @@ def markdown(content: Mapping[str, Any], claims: Sequence[Line] = (), steps: Map
             [
                 line["name"],
                 f"{line['bits']:.2f}",
-                divergence(line["kld"]),
+                divergence_text(line["kld"]),
                 f"{line['kld']['p99_9']:.2g}",
                 f"{100 * line['same_top']['share']:.1f} %",
                 f"{100 * line['score']['score']:.1f}",
-                points(line["vs_fp16"]),
-                shown(steps.get(key(line["name"], line["tail"]))),
+                percentage_points(line["vs_fp16"]),
+                milliseconds_text(steps.get(line_key(line["name"], line["tail"]))),
                 *(f"{100 * line['tasks'][task]['score']:.0f}" for task in content["tasks"]),
             ]
             for line in sorted(chosen, key=lambda line: -line["bits"])
@@ -90,7 +93,7 @@ def claim_line(claim: Line) -> list[str]:
         claim["better"].replace(" | ", ", "),
         claim["worse"].replace(" | ", ", "),
         "{:.2f}, {:.2f}".format(*claim["bits"]),
-        points(claim["score"]),
+        percentage_points(claim["score"]),
         "{} ({} to {})".format(*(digits(1e4 * mean[name], "+") for name in ("diff", "low", "high"))),
         apart(claim),
     ]
@@ -107,12 +110,12 @@ def apart(claim: Line) -> str:
     return ", ".join(verdicts) or "no"
 
 
-def shown(step: float | None) -> str:
+def milliseconds_text(step: float | None) -> str:
     """Return milliseconds with two decimals, or ``-`` if there are none."""
     return "-" if step is None else f"{step:.2f}"
 
 
-def divergence(kld: Mapping[str, float]) -> str:
+def divergence_text(kld: Mapping[str, float]) -> str:
     """Return a mean KL divergence and its interval in 0.0001 nats."""
     return "{} ({} to {})".format(*(digits(1e4 * kld[name]) for name in ("mean", "low", "high")))
 

@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from experiments.formats.report import divergence
-from experiments.formats.tpot import ROOT, measured
-from kvbench.config.setting import parse
+from experiments.formats.report import divergence_text
+from experiments.formats.tpot import ROOT, measured_tpot
+from kvbench.config.setting import parse_setting
 from kvbench.methods.byte_parts import Setting
 
 PAGE = "docs/which-format.md"
@@ -49,18 +49,20 @@ FORMATS = (
 SHAPE = Setting(131072, 131072, query_heads=32, heads=32, channels=128, width=2, layer=16, layers=32)
 
 
-def read(path: str) -> Any:
+def read_repository_json(path: str) -> Any:
     """Return a JSON file of the repository."""
     return json.loads((ROOT / path).read_text(encoding="utf-8"))
 
 
-def table() -> str:
+def which_format_table() -> str:
     """Return the page's table."""
-    rows = read("results/formats/lines.json")["lines"]
+    rows = read_repository_json("results/formats/lines.json")["lines"]
     # kvquant has a line with its own exact tokens only, which are none
     lines = {line["name"]: line for tail in ("own", "open") for line in rows if line["tail"] == tail}
-    kernel = {row["format"]: row for row in read("results/h200/formats/kernel.json")["rows"] if seven(row)}
-    steps = measured()
+    kernel = {
+        row["format"]: row for row in read_repository_json("results/h200/formats/kernel.json")["rows"] if seven(row)
+    }
+    steps = measured_tpot()
     best = min(row["best_us"] for row in kernel.values() if "best_us" in row)
     out = [
         "| format | bits, packed | attention of a layer, 7B at 128k, µs | TPOT, 7B at 32k, ms "
@@ -79,7 +81,7 @@ def table() -> str:
         out.append(
             f"| {name} | {bits(line['setting']):.3g} | {'-' if row is None else format(row['us'], '.0f')} "
             f"| {format(1e3 * steps[name], '.2f') if name in steps else '-'} "
-            f"| {line['bits']:.2f} | {divergence(kld)} "
+            f"| {line['bits']:.2f} | {divergence_text(kld)} "
             f"| {100 * line['score']['score']:.1f} |"
         )
     return "\n".join(out)
@@ -87,7 +89,7 @@ def table() -> str:
 
 def bits(setting: str) -> float:
     """Return the bits per element of packed tokens: codes, scales and outliers, without tokens in full precision."""
-    method, half = parse(setting).load(), SHAPE.tokens // 2
+    method, half = parse_setting(setting).load(), SHAPE.tokens // 2
     # both lengths are multiples of every group, so the longer cache has more packed tokens and nothing else
     size = method.layer_bytes(SHAPE).total - method.layer_bytes(replace(SHAPE, tokens=half, prompt=half)).total
     return 8 * size / (2 * half * SHAPE.heads * SHAPE.channels)
@@ -99,4 +101,4 @@ def seven(row: dict[str, Any]) -> bool:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(which_format_table())

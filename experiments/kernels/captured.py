@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from experiments.kernels.greedy import Row, eager, make, new_cache, parser, parted
+from experiments.kernels.greedy import Row, compare_continuations, continuation_parser, eager, new_cache, parted
 from experiments.quantspec.prompts import Prompt
 from kvbench.cache import KVCache
 from kvbench.cache.options import Options
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.decoding import graphs, recordable
 from kvbench.decoding.autoregressive import capture
 from kvbench.decoding.passes import prefill
@@ -61,14 +61,14 @@ def captured(
         graph, reason = None, str(error)
     if graph is None:
         return [], f"eager ({reason})"
-    graphs.decode(graph, token, stopping, count)
+    graphs.decode_captured(graph, token, stopping, count)
     return stopping.tokens[0], "graph"
 
 
 @torch.inference_mode()
-def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: argparse.Namespace) -> Row:
+def compare_captured(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: argparse.Namespace) -> Row:
     """Compare the ways for one prompt."""
-    method, count, length = parse(METHODS[name]).load(), arguments.tokens, len(prompt.ids)
+    method, count, length = parse_setting(METHODS[name]).load(), arguments.tokens, len(prompt.ids)
     cache, ids = new_cache(method, model, tokenizer, prompt, count)
     token = prefill(model, cache, ids, None).argmax(-1)
     row: Row = {"id": prompt.id, "method": name, "tokens": count, "prompt": length}
@@ -96,7 +96,7 @@ def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: ar
     return row
 
 
-def lines(name: str, mine: Sequence[Row]) -> list[str]:
+def captured_lines(name: str, mine: Sequence[Row]) -> list[str]:
     """Return what is printed of one method: how many captured continuations are as eager ones, and the other ways."""
     if "parted_at" not in mine[0]:
         return [f"{name}: {mine[0]['how']}"]
@@ -107,13 +107,13 @@ def lines(name: str, mine: Sequence[Row]) -> list[str]:
 
 def main() -> int:
     """Compare, print a line a method and write everything."""
-    top = parser("experiments.kernels.captured", __doc__, 2048, 2, 512, "results/h200/captured.json")
+    top = continuation_parser("experiments.kernels.captured", __doc__, 2048, 2, 512, "results/h200/captured.json")
     add = top.add_argument
     add("--kernels", default="cuda", choices=["cuda", "triton"], help="kernels of eager and captured steps")
     add("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
     add("--compile", action="store_true", help="compile the layers around attention in captured steps")
     arguments = top.parse_args()
-    return make(arguments, arguments.methods, compare, lines)
+    return compare_continuations(arguments, arguments.methods, compare_captured, captured_lines)
 
 
 if __name__ == "__main__":

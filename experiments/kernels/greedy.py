@@ -22,12 +22,11 @@ from kvbench.bench import report
 from kvbench.cache import KVCache, Prompts
 from kvbench.cache.options import Options
 from kvbench.config.run_config import RuntimeConfig
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.decoding.passes import forward, prefill
 from kvbench.errors import KvbenchError
 from kvbench.models import by_name
-from kvbench.models.load import LoadedModel
-from kvbench.models.load import load as load_model
+from kvbench.models.load import LoadedModel, load_model
 from kvbench.models.spec import ModelConfig
 from kvbench.util.schema import build
 
@@ -48,7 +47,7 @@ def loaded(name: str, runtime: RuntimeConfig, **changes: Any) -> LoadedModel:
     return load_model(build(ModelConfig, {**by_name.group(name), **changes}, "model"), runtime)
 
 
-def load(name: str, device: str) -> tuple[Any, Any]:
+def load_on_device(name: str, device: str) -> tuple[Any, Any]:
     """Return model and tokenizer on one device."""
     on_device = loaded(name, RuntimeConfig(device=device))
     return on_device.model, on_device.tokenizer
@@ -84,9 +83,9 @@ def parted(left: Sequence[int], right: Sequence[int]) -> int | None:
 
 
 @torch.inference_mode()
-def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: argparse.Namespace) -> Row:
+def compare_greedy(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: argparse.Namespace) -> Row:
     """Continue one prompt twice; return the first token that differs and the reference path's gap there, or None."""
-    method, count = parse(METHODS[name]).load(), arguments.tokens
+    method, count = parse_setting(METHODS[name]).load(), arguments.tokens
     cache, ids = new_cache(method, model, tokenizer, prompt, count)
     token = prefill(model, cache, ids, None).argmax(-1)
     continued = {}
@@ -108,14 +107,14 @@ def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: ar
     }
 
 
-def lines(name: str, mine: Sequence[Row]) -> list[str]:
+def greedy_lines(name: str, mine: Sequence[Row]) -> list[str]:
     """Return what is printed of one method: how many continuations are equal, and where the others part."""
     parts = [row for row in mine if row["parted_at"] is not None]
     equal = f"{name} ({mine[0]['path']}): {len(mine) - len(parts)} of {len(mine)} continuations equal"
     return [equal, *(f"  {row['id']}: token {row['parted_at']}, gap {row['gap']}" for row in parts)]
 
 
-def parser(
+def continuation_parser(
     command: str, about: str | None, length: int, prompts: int, tokens: int, out: str
 ) -> argparse.ArgumentParser:
     """Return a parser with the options of a comparison of continuations, and their defaults."""
@@ -131,14 +130,14 @@ def parser(
     return top
 
 
-def make(
+def compare_continuations(
     arguments: argparse.Namespace,
     methods: Iterable[str],
     one: Callable[[Any, Any, Prompt, str, argparse.Namespace], Row],
     shown: Callable[[str, Sequence[Row]], list[str]],
 ) -> int:
     """Compare with `one` the continuations of all prompts by all methods, print each with `shown`, write the file."""
-    model, tokenizer = load(arguments.model, arguments.device)
+    model, tokenizer = load_on_device(arguments.model, arguments.device)
     prompts, rows, failed = tasks(tokenizer, arguments.length, arguments.prompts), [], 0
     for name in methods:
         try:
@@ -155,8 +154,8 @@ def make(
 
 def main() -> int:
     """Compare, print a line a method and write everything."""
-    top = parser("experiments.kernels.greedy", __doc__, 4096, 50, 24, "results/h200/greedy.json")
-    return make(top.parse_args(), METHODS, compare, lines)
+    top = continuation_parser("experiments.kernels.greedy", __doc__, 4096, 50, 24, "results/h200/greedy.json")
+    return compare_continuations(top.parse_args(), METHODS, compare_greedy, greedy_lines)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class Attention(nn.Module):
         self.num_key_value_groups = model.query_heads // model.heads
 
 
-def measure(call: Callable[[], object], device: torch.device, repeats: int) -> dict[str, float]:
+def time_and_peak(call: Callable[[], object], device: torch.device, repeats: int) -> dict[str, float]:
     """Return milliseconds of the first call and the best of the others, and peak GiB above the memory before."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
@@ -63,7 +63,9 @@ def measure(call: Callable[[], object], device: torch.device, repeats: int) -> d
     return {"first_ms": round(times[0], 3), "ms": round(min(times[1:]), 3), "peak_gib": round(peak / 2**30, 3)}
 
 
-def attention(model: Model, count: int, device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+def measure_attention(
+    model: Model, count: int, device: torch.device, dtype: torch.dtype, repeats: int
+) -> dict[str, Any]:
     """Measure causal attention of `count` tokens to themselves; None for a back end that refuses."""
     module = Attention(model)
     # as projections leave them: heads beside channels
@@ -78,12 +80,12 @@ def attention(model: Model, count: int, device: torch.device, dtype: torch.dtype
         context = sdpa_kernel([BACKENDS[name]]) if name in BACKENDS else nullcontext()
 
         def call(backend: Backend = backend) -> object:
-            return prefill.attend(module, q, k, v, None, None, {}, backend)
+            return prefill.attend_prompt(module, q, k, v, None, None, {}, backend)
 
         try:
             with context:
                 with prefill.order(q, k, v, None, backend) as served:
-                    measured[name] = measure(call, device, repeats)
+                    measured[name] = time_and_peak(call, device, repeats)
                 measured[name] |= {"served": served, "tflops": round(work / measured[name]["ms"] / 1e9, 1)}
         except RuntimeError as error:
             measured[name] = {"refused": str(error).splitlines()[0]}
@@ -101,7 +103,7 @@ def feed_forward(name: str, count: int, device: torch.device, dtype: torch.dtype
     measured = {}
     for size in (None, 4096, slices.SLICE, 16384):
         with slices.sliced(block, count, size):  # type: ignore[arg-type]
-            measured["whole" if size is None else str(size)] = measure(lambda: mlp(x), device, repeats)
+            measured["whole" if size is None else str(size)] = time_and_peak(lambda: mlp(x), device, repeats)
     return measured
 
 
@@ -120,7 +122,7 @@ def main() -> int:
     rows = []
     for name, count in itertools.product(options.models, options.contexts):
         parts = {
-            "attention": attention(MODELS[name], count, device, dtype, options.repeats),
+            "attention": measure_attention(MODELS[name], count, device, dtype, options.repeats),
             "mlp": feed_forward(name, count, device, dtype, options.repeats),
         }
         rows.append({"model": name, "tokens": count, **parts})

@@ -16,7 +16,7 @@ _MEAN = "Accuracy"
 _KEPT = (128, 192, 256)
 
 
-def _rows(name: str, setting: str) -> tuple[Row, ...]:
+def _window_rows(name: str, setting: str) -> tuple[Row, ...]:
     return tuple(Row(name=f"{name}, R {exact}", setting=setting.format(exact), series=name) for exact in _KEPT)
 
 
@@ -31,10 +31,10 @@ ITEM = Grid(
     ),
     rows=(
         Row(name="baseline", setting="fp16"),
-        *_rows("KiVi", "hf_quantized:residual={}"),
-        *_rows("KIVI", "kivi:int2:residual={}"),
-        *_rows("LogQuant", "logquant:reserved={}"),
-        *_rows("PartialLogQuant", "partial_logquant:reserved={}"),
+        *_window_rows("KiVi", "hf_quantized:residual={}"),
+        *_window_rows("KIVI", "kivi:int2:residual={}"),
+        *_window_rows("LogQuant", "logquant:reserved={}"),
+        *_window_rows("PartialLogQuant", "partial_logquant:reserved={}"),
     ),
     columns=(GSM8K, _RATIO),
     groups=(Group(name=_MEAN, columns=(GSM8K.name,), mini=tuple(column.name for column in MINI)),),

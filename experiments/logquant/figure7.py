@@ -6,7 +6,7 @@ _BATCHES = (1, 2, 4, 64, 96, 100, 104, 192, 256, 340, 348, 440)
 _BEST, _MOST = "best throughput", "largest batch"
 
 
-def _columns(figure: str, scale: float, unit: str, digits: int) -> tuple[Column, ...]:
+def _batch_columns(figure: str, scale: float, unit: str, digits: int) -> tuple[Column, ...]:
     what = {"tokens_per_s": "throughput", "peak": "peak GPU memory"}[figure]
     return tuple(
         Column(
@@ -27,7 +27,7 @@ def _columns(figure: str, scale: float, unit: str, digits: int) -> tuple[Column,
     )
 
 
-_RATES = _columns("tokens_per_s", 1.0, "tokens/s", 0)
+_RATES = _batch_columns("tokens_per_s", 1.0, "tokens/s", 0)
 
 ITEM = Grid(
     id="logquant/figure7",
@@ -39,7 +39,7 @@ ITEM = Grid(
         Row(name="LogQuant (2-bit)", setting="logquant:reserved=126"),
         Row(name="LogQuant (2-bit), W = 64", setting="logquant:int2_g128:window=64:reserved=192"),
     ),
-    columns=(*_RATES, *_columns("peak", 2**-30, "GiB", 1)),
+    columns=(*_RATES, *_batch_columns("peak", 2**-30, "GiB", 1)),
     groups=(
         Group(name=_BEST, columns=tuple(c.name for c in _RATES), mini=tuple(c.name for c in _RATES), pick="largest"),
         Group(

@@ -10,7 +10,7 @@ ITEM = Computed(
     number="Table 4",
     title="L1 error of attention: quantization and eviction",
     models=LLAMA31,
-    compute="attention:table",
+    compute="attention:attention_errors",
     options={
         "data": (GSM8K,),
         "settings": FOUR,

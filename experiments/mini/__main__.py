@@ -16,9 +16,9 @@ from pathlib import Path
 
 from experiments import measured
 from experiments.measured import Setting
-from experiments.mini.fold import find, fold
+from experiments.mini.fold import find_samples, fold_mini
 from experiments.mini.grid import COMPARISONS, PAIRS
-from experiments.place import known
+from experiments.place import stored_counts
 
 
 def data(setting: Setting, arguments: argparse.Namespace) -> dict[str, list[str]]:
@@ -31,9 +31,9 @@ def data(setting: Setting, arguments: argparse.Namespace) -> dict[str, list[str]
     return {"mini": [*texts, *([f"dataset.tasks=[{','.join(arguments.tasks)}]"] if arguments.tasks else [])]}
 
 
-def parse(given: Sequence[str]) -> argparse.Namespace:
+def parse_mini_options(given: Sequence[str]) -> argparse.Namespace:
     """Parse the command line, with the comparison's defaults."""
-    parser = measured.parser("experiments.mini", __doc__, "results/runs/mini", batch=1, limit=None)
+    parser = measured.table_parser("experiments.mini", __doc__, "results/runs/mini", batch=1, limit=None)
     add = parser.add_argument
     add("--grid", choices=tuple(COMPARISONS), default="all", help="comparison (default: %(default)s)")
     add(
@@ -52,26 +52,26 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     arguments.limit_for = {name: int(count) for name, _, count in pairs}
     arguments.limit = arguments.limit or grid.limit
     arguments.tasks = grid.tasks if arguments.tasks is None else arguments.tasks
-    return measured.chosen(parser, arguments, grid.settings, grid.out)
+    return measured.set_chosen(parser, arguments, grid.settings, grid.out)
 
 
 def before(folder: Path) -> Mapping[str, int] | None:
     """Return the samples of each setting of the stored table; None without one."""
-    return known(folder / "scores.json", lambda content: {row["name"]: row["mean"]["n"] for row in content})
+    return stored_counts(folder / "scores.json", lambda content: {row["name"]: row["mean"]["n"] for row in content})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, write the tables, and return the exit status."""
     given = sys.argv[1:] if argv is None else argv
-    arguments = parse(given)
+    arguments = parse_mini_options(given)
     table = measured.Table(
         "experiments.mini",
         partial(data, arguments=arguments),
-        partial(fold, settings=arguments.chosen, pairs=PAIRS, runs=arguments.runs, model=arguments.model),
+        partial(fold_mini, settings=arguments.chosen, pairs=PAIRS, runs=arguments.runs, model=arguments.model),
         before,
-        find,
+        find_samples,
     )
-    return measured.make(table, arguments, given)
+    return measured.make_table(table, arguments, given)
 
 
 if __name__ == "__main__":

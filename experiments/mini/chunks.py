@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments.measured import keep_file, markdown_table
-from experiments.mini.fold import error
+from experiments.mini.fold import score_stderr
 from experiments.place import add_options, choice
 from kvbench.models import by_name
 from kvbench.models.load import load_tokenizer
 from kvbench.models.spec import ModelConfig
-from kvbench.retrieval.chunks import Chunked, Widths, by_threshold, cut
+from kvbench.retrieval.chunks import Chunked, Widths, by_threshold, cut_chunks
 from kvbench.retrieval.encoders import encoder
-from kvbench.runner.prompting import encode
+from kvbench.runner.prompting import encode_prompt
 from kvbench.tasks.base import Sample
 from kvbench.tasks.mini import Mini
 from kvbench.util.schema import build
@@ -78,27 +78,29 @@ def judge(sample: Sample, offsets: Sequence[tuple[int, int]], chunks: Chunked, w
     return {name: value / len(pairs) for name, value in sums.items()} | shares
 
 
-def measure(task: str, arguments: argparse.Namespace, tokenizer: Any, whole_words: bool) -> list[dict[str, float]]:
+def chunk_figures(
+    task: str, arguments: argparse.Namespace, tokenizer: Any, whole_words: bool
+) -> list[dict[str, float]]:
     """Return the figures of all samples of one task."""
     figures = []
     for sample in Mini(tasks=(task,), lengths=(arguments.length,), limit=arguments.limit).samples():
-        prompt = encode(sample, tokenizer)
+        prompt = encode_prompt(sample, tokenizer)
         offsets = tokenizer(sample.prompt, return_offsets_mapping=True)["offset_mapping"]
         assert len(offsets) == len(prompt.ids)
         size = arguments.chunk_size
-        chunks = cut(prompt.ids, tokenizer.decode, size, prompt.context_span, sample.query, None, whole_words)
+        chunks = cut_chunks(prompt.ids, tokenizer.decode, size, prompt.context_span, sample.query, None, whole_words)
         scores = encoder(arguments.encoder).scores(chunks.query, chunks.texts)
         figures.append(judge(sample, offsets, chunks, by_threshold(scores, arguments.alpha, arguments.beta)))
     return figures
 
 
-def markdown(results: Mapping[tuple[str, bool], Sequence[Mapping[str, float]]]) -> str:
+def chunk_markdown(results: Mapping[tuple[str, bool], Sequence[Mapping[str, float]]]) -> str:
     """Return a line for each task and each way to read a chunk's text."""
     lines = []
     for (task, whole_words), samples in results.items():
         values = {column: [sample[column] for sample in samples] for column in (*COLUMNS, "2", "4", "16")}
         means = {column: sum(own) / len(own) for column, own in values.items()}
-        figures = [f"{means[column]:.3f} ±{error(values[column]):.3f}" for column in COLUMNS]
+        figures = [f"{means[column]:.3f} ±{score_stderr(values[column]):.3f}" for column in COLUMNS]
         shares = " / ".join(f"{100 * means[bits]:.1f} %" for bits in ("2", "4", "16"))
         lines.append([task, "whole words" if whole_words else "tokens, decoded", *figures, shares])
     head = ["task", "chunk's text", "key", "whole key", "answer begins", "keys cut by a border", "INT2 / INT4 / FP16"]
@@ -120,7 +122,7 @@ def main() -> int:
     arguments = parser.parse_args()
     tokenizer = load_tokenizer(build(ModelConfig, by_name.group("tiny"), "model"))
     results = {
-        (task, whole_words): measure(task, arguments, tokenizer, whole_words)
+        (task, whole_words): chunk_figures(task, arguments, tokenizer, whole_words)
         for task in arguments.tasks
         for whole_words in (True, False)
     }
@@ -128,7 +130,7 @@ def main() -> int:
         f"{arguments.encoder}, alpha {arguments.alpha}, beta {arguments.beta}, chunks of {arguments.chunk_size} tokens,"
         f" prompts of {arguments.length} tokens, n = {arguments.limit} a task; ± standard error over samples.\n"
     )
-    text = markdown(results) + "\n" + note
+    text = chunk_markdown(results) + "\n" + note
     old = arguments.out.read_text(encoding="utf-8") if arguments.out.exists() else ""
     counts = {"samples": int(found[1])} if (found := re.search(r"n = (\d+) a task", old)) else None
     print(text)

@@ -13,17 +13,17 @@ from typing import Any
 import yaml
 
 from experiments.measured import TINY, Folded, Rows, Setting, Stored, as_json
-from experiments.mini.report import markdown, plot
+from experiments.mini.report import mini_markdown, plot
 from experiments.runs import Run, composed
 from kvbench.config.run_config import checked_config
-from kvbench.results.samples import read as read_samples
+from kvbench.results.samples import read_samples
 from kvbench.runner.resolve import fitted
 
 #: a setting that has done less than this share of the furthest one's samples stays out of the common table
 ENOUGH = 0.5
 
 
-def fold(
+def fold_mini(
     stored: Mapping[str, Stored],
     settings: Sequence[Setting],
     pairs: Sequence[tuple[str, str]] = (),
@@ -52,10 +52,10 @@ def fold(
     missing |= {setting.name: 0 for setting in settings if setting.name not in samples}
     files = {"scores.json": as_json(lines), "pairs.json": as_json(compared)}
     counts = {line["name"]: line["mean"]["n"] for line in lines}
-    return Folded(markdown(lines, compared, missing), files, counts, partial(plot, lines, model))
+    return Folded(mini_markdown(lines, compared, missing), files, counts, partial(plot, lines, model))
 
 
-def find(folder: Path, run: Run) -> tuple[Rows, Mapping[str, Any]]:
+def find_samples(folder: Path, run: Run) -> tuple[Rows, Mapping[str, Any]]:
     """Return the samples of all runs of a run's setting, finished or not, and the machine of the first of them."""
     return matching(folder, fitted(checked_config(composed(run.overrides))).plain)
 
@@ -71,7 +71,7 @@ def matching(folder: Path, config: Mapping[str, Any]) -> tuple[Rows, Mapping[str
     machines: list[dict[str, Any]] = []
     for path in sorted(folder.glob("*/config.yaml")):
         have = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if not all(same(have[group], config[group]) for group in ("model", "method", "quantizer")):
+        if not all(same_group(have[group], config[group]) for group in ("model", "method", "quantizer")):
             continue
         if have["dataset"].get("seed") != data.get("seed") or have.get("decoding") != config.get("decoding"):
             continue
@@ -83,7 +83,7 @@ def matching(folder: Path, config: Mapping[str, Any]) -> tuple[Rows, Mapping[str
     return samples, machines[0] if machines else {}
 
 
-def same(have: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def same_group(have: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Return True if two groups mean the same; a key newer than the run has the value that changes nothing.
 
     The name of the method's preset, which follows from its keys, is not compared.
@@ -110,9 +110,9 @@ def summarize(setting: Setting, samples: Rows, ids: Sequence[str], base: Rows | 
     """Score a setting over the samples `ids`, by task and over all, paired with `base`; with mean bytes."""
 
     def cell(chosen: Sequence[str]) -> dict[str, Any]:
-        answer = mean_of([score(samples[i]) for i in chosen], "score")
+        answer = mean_of([sample_score(samples[i]) for i in chosen], "score")
         if base is not None:
-            answer["vs_fp16"] = mean_of([score(samples[i]) - score(base[i]) for i in chosen])
+            answer["vs_fp16"] = mean_of([sample_score(samples[i]) - sample_score(base[i]) for i in chosen])
             del answer["vs_fp16"]["n"]
         return answer
 
@@ -136,9 +136,12 @@ def less(first: str, second: str, samples: Mapping[str, Rows]) -> dict[str, Any]
     ids = sorted(one.keys() & two.keys())
 
     def cell(chosen: Sequence[str]) -> dict[str, Any]:
-        scores = {"first": mean_of([score(one[i]) for i in chosen]), "second": mean_of([score(two[i]) for i in chosen])}
+        scores = {
+            "first": mean_of([sample_score(one[i]) for i in chosen]),
+            "second": mean_of([sample_score(two[i]) for i in chosen]),
+        }
         return {
-            **mean_of([score(one[i]) - score(two[i]) for i in chosen]),
+            **mean_of([sample_score(one[i]) - sample_score(two[i]) for i in chosen]),
             **{name: value["diff"] for name, value in scores.items()},
         }
 
@@ -177,7 +180,7 @@ def by_task(samples: Mapping[str, Any], ids: Sequence[str]) -> dict[str, list[st
     return dict(sorted(tasks.items()))
 
 
-def score(row: Mapping[str, Any]) -> float:
+def sample_score(row: Mapping[str, Any]) -> float:
     """Return a sample's score."""
     return float(row["scores"]["score"])
 
@@ -189,10 +192,10 @@ def mean_bytes(samples: Mapping[str, Any], ids: Sequence[str]) -> float:
 
 def mean_of(values: Sequence[float], name: str = "diff") -> dict[str, Any]:
     """Return the mean under `name`, its standard error and the number of values."""
-    return {name: sum(values) / len(values), "stderr": error(values), "n": len(values)}
+    return {name: sum(values) / len(values), "stderr": score_stderr(values), "n": len(values)}
 
 
-def error(values: Sequence[float]) -> float:
+def score_stderr(values: Sequence[float]) -> float:
     """Return the standard error of the mean."""
     n = len(values)
     if n < 2:

@@ -23,7 +23,7 @@ STYLE = {
 Row = Mapping[str, Any]
 
 
-def markdown(rows: Sequence[Row], pairs: Sequence[Row] = (), missing: Mapping[str, int] | None = None) -> str:
+def mini_markdown(rows: Sequence[Row], pairs: Sequence[Row] = (), missing: Mapping[str, int] | None = None) -> str:
     """Return a line per setting and a column per task, then the pairs, then what the table leaves out."""
     keys = list(rows[0]["tasks"])
     lengths = sorted({key.split("@")[-1] for key in keys}, key=int)
@@ -34,7 +34,7 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Row] = (), missing: Mapping[st
         figures = [
             row["name"],
             f"{100 * whole['score']:.1f} ±{100 * whole['stderr']:.1f}",
-            points(whole["vs_fp16"]) if "vs_fp16" in whole else "-",
+            percentage_points(whole["vs_fp16"]) if "vs_fp16" in whole else "-",
             f"{used / 2**20:.2f} MiB",
             f"{full / used:.2f}",
         ]
@@ -66,12 +66,14 @@ def in_pairs(pairs: Sequence[Row]) -> list[str]:
         shown = [
             f"{pair['first']} less {pair['second']}",
             f"{100 * whole['first']:.1f}, {100 * whole['second']:.1f}",
-            points(whole),
+            percentage_points(whole),
             str(whole["n"]),
-            points(pair["by_task"]) if pair["by_task"] else "-",
+            percentage_points(pair["by_task"]) if pair["by_task"] else "-",
             f"{cache['first'] / 2**20:.2f}, {cache['second'] / 2**20:.2f}",
         ]
-        cells.append([*shown, *(points(pair["tasks"][key]) if key in pair["tasks"] else "-" for key in keys)])
+        cells.append(
+            [*shown, *(percentage_points(pair["tasks"][key]) if key in pair["tasks"] else "-" for key in keys)]
+        )
     head = ["first less second", "scores", "Δ by sample", "n", "Δ by task", "KV bytes, MiB", *keys]
     note = (
         "Differences in points, paired over the samples that both settings have done, ± standard error. By sample: a "
@@ -81,7 +83,7 @@ def in_pairs(pairs: Sequence[Row]) -> list[str]:
     return [*markdown_table(head, cells, "-"), "", note]
 
 
-def points(difference: Row) -> str:
+def percentage_points(difference: Row) -> str:
     """Return a difference and its standard error in percentage points."""
     return f"{100 * difference['diff']:+.1f} ±{100 * difference['stderr']:.1f}"
 

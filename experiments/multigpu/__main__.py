@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.measured import as_json
-from experiments.place import add_options, choice, place
+from experiments.place import add_options, choice, place_result
 
 LAYOUTS = ("one", "device_map", "tensor_parallel")
 
 
-def launch(layout: str, out: Path, processes: int, rest: list[str], limit_s: float) -> dict[str, Any]:
+def launch_worker(layout: str, out: Path, processes: int, rest: list[str], limit_s: float) -> dict[str, Any]:
     """Run one layout's worker; what it had written when it ended, or was ended, and how it ended."""
     file = out / f"{layout}.json"
     start = [sys.executable, "-m"]
@@ -88,10 +88,10 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=75.0, help="time limit per layout in seconds")
     add_options(parser)
     args, rest = parser.parse_known_args()
-    where = place(args.out, choice(args))
+    where = place_result(args.out, choice(args))
     args.out = where.path
     args.out.mkdir(parents=True, exist_ok=True)
-    results = {layout: launch(layout, args.out, args.processes, rest, args.limit_s) for layout in args.layouts}
+    results = {layout: launch_worker(layout, args.out, args.processes, rest, args.limit_s) for layout in args.layouts}
     equal = compared(results) if "one" in results else {}
     (args.out / "multigpu.json").write_text(as_json({"equal": equal, "layouts": results}), encoding="utf-8")
     for name, what in equal.items():

@@ -21,7 +21,7 @@ import torch
 from experiments.kernels.greedy import loaded, new_cache
 from experiments.quantspec.prompts import Prompt, tasks
 from kvbench.config.run_config import RuntimeConfig
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.decoding import Sampling, generate
 from kvbench.errors import KvbenchError
 from kvbench.measure.random_fill import go_on
@@ -74,7 +74,7 @@ def on_layout(name: str, layout: str, **changes: Any) -> LoadedModel:
 @torch.inference_mode()
 def answers(held: LoadedModel, prompt: Prompt, name: str, count: int) -> dict[str, Any]:
     """Return greedy tokens of one prompt, with the gap between the two best logits at each (a token per step)."""
-    method = parse(EQUAL[name]).load()
+    method = parse_setting(EQUAL[name]).load()
     cache, ids = new_cache(method, held.model, held.tokenizer, prompt, count)
     gaps: list[float] = []
 
@@ -116,7 +116,7 @@ def long(record: Record, held: LoadedModel, name: str, graphs: Any, context: int
     torch.cuda.empty_cache()
     devices = mine(held)
     weights = [torch.cuda.memory_allocated(device) for device in devices]
-    method = parse(LONG[name]).load()
+    method = parse_setting(LONG[name]).load()
     cache = method.new_cache(held.model, None, max_length=context + steps + 16)
     watch = Peaks(devices)
     generation = go_on(

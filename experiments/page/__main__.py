@@ -21,7 +21,7 @@ from typing import Any
 
 from experiments.page.browser import chromium, missing
 from experiments.page.made import many
-from experiments.place import add_options, choice, known, place
+from experiments.place import add_options, choice, place_result, stored_counts
 from kvbench.results.environment import commit, cpu_name
 from kvbench.util import atomic
 
@@ -82,10 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             "load": [round(value, 1) for value in os.getloadavg()],
             **visits(page, arguments.visits),
         }
-    old = known(arguments.out, lambda content: {"runs": content["runs"], "visits": content["visits"]})
-    where = place(arguments.out, choice(arguments), {"runs": arguments.runs, "visits": arguments.visits}, old)
+    old = stored_counts(arguments.out, lambda content: {"runs": content["runs"], "visits": content["visits"]})
+    where = place_result(arguments.out, choice(arguments), {"runs": arguments.runs, "visits": arguments.visits}, old)
     where.path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(where.path, (json.dumps(outcome, indent=1) + "\n").encode())
+    atomic.replace_file(where.path, (json.dumps(outcome, indent=1) + "\n").encode())
     print(json.dumps(outcome, indent=1))
     return where.say()
 

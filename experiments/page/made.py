@@ -10,7 +10,7 @@ from typing import Any
 
 from kvbench.results import aggregate
 from kvbench.results.identity import short_name
-from kvbench.results.samples import encode
+from kvbench.results.samples import encode_row
 from kvbench.results.store import RunStore
 
 #: names of the methods' classes
@@ -66,7 +66,7 @@ def row(index: int, score: float, prediction: str = "", task: str = "key_value")
     }
 
 
-def point(prompt: int, batch: int, tpot_s: float, kv: int, *, fits: bool = True) -> dict[str, Any]:
+def made_point(prompt: int, batch: int, tpot_s: float, kv: int, *, fits: bool = True) -> dict[str, Any]:
     """Return a row of time and memory at a prompt length and a batch size; one that ran out of memory if not `fits`."""
     figures: dict[str, Any] = {"status": "ok" if fits else "oom"}
     if fits:
@@ -130,7 +130,7 @@ def run_id(number: int, setting: int = 0) -> str:
     return f"{setting:010x}-{number:010x}"
 
 
-def write(folder: Path, number: int, method: str = "kivi", /, **more: Any) -> RunStore:
+def write_made_run(folder: Path, number: int, method: str = "kivi", /, **more: Any) -> RunStore:
     """Write a made-up run and return its store.
 
     Args:
@@ -146,7 +146,7 @@ def write(folder: Path, number: int, method: str = "kivi", /, **more: Any) -> Ru
     store = RunStore(folder, run_id(number, more.pop("setting", 0)))
     store.path.mkdir(parents=True)
     store.start(settings)
-    store.samples_path.write_bytes(b"".join(encode(entry) for entry in rows))
+    store.samples_path.write_bytes(b"".join(encode_row(entry) for entry in rows))
     if not unfinished:
         store.write_metrics(metrics(store.run_id, settings, rows, **more))
     return store
@@ -194,7 +194,7 @@ def many(folder: Path, count: int, seed: int = 0) -> list[str]:
                 rows.append(entry)
         groups = {"quantizer": {"name": quantizer}, "method": options, "dataset": {"seed": setting}}
         more = {} if method == "fp16" else {"baseline": run_id(0, setting)}  # the first of each setting
-        ids.append(write(folder, place, method, setting=setting, rows=rows, groups=groups, **more).run_id)
+        ids.append(write_made_run(folder, place, method, setting=setting, rows=rows, groups=groups, **more).run_id)
     return ids
 
 

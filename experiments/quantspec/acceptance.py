@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 
-from experiments.place import add_options, choice, known, place
+from experiments.place import add_options, choice, place_result, stored_counts
 from experiments.quantspec.prompts import Prompt, books, tasks
-from experiments.quantspec.table import fold
+from experiments.quantspec.table import fold_speculation
 from kvbench.cache import Prompts
 from kvbench.decoding import Sampling
-from kvbench.decoding.drafting import prepare
+from kvbench.decoding.drafting import prepare_draft
 from kvbench.decoding.passes import prefill
-from kvbench.decoding.round_times import figures
+from kvbench.decoding.round_times import row_totals
 from kvbench.decoding.sampling import Stopping, choose
-from kvbench.decoding.speculative import decode
+from kvbench.decoding.speculative import speculative_decode
 from kvbench.methods import load_method
 from kvbench.methods.speculation import Speculation
 
@@ -52,7 +52,7 @@ DRAFTS = (
 )
 
 
-class Setup:
+class AcceptanceSetup:
     """A model of ``conf/model``.
 
     Args:
@@ -65,13 +65,13 @@ class Setup:
         import yaml
 
         from kvbench.config.run_config import RuntimeConfig
-        from kvbench.models.load import load
+        from kvbench.models.load import load_model
         from kvbench.models.spec import ModelConfig
         from kvbench.util.confdir import conf_dir
         from kvbench.util.schema import build
 
         data = yaml.safe_load((conf_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
-        loaded: Any = load(build(ModelConfig, {**data, "dtype": dtype}, "model"), RuntimeConfig(device=device))
+        loaded: Any = load_model(build(ModelConfig, {**data, "dtype": dtype}, "model"), RuntimeConfig(device=device))
         self.model, self.tokenizer, self.device = loaded.model, loaded.tokenizer, loaded.device
         self.ends = loaded.eos_token_ids
 
@@ -83,7 +83,7 @@ class Setup:
         method = load_method("quantspec", gamma=max(gammas), **draft.options)
         speculation = method.speculation
         assert speculation is not None
-        prepare(self.model, speculation)
+        prepare_draft(self.model, speculation)
         ids = torch.tensor([prompt.ids], device=self.device)
         prompts = Prompts.from_batch(
             ids, context_spans=[prompt.span], queries=[prompt.query], decode=self.tokenizer.decode
@@ -99,7 +99,7 @@ class Setup:
             stopping = Stopping(1, self.ends if prompt.stop else (), stop, self.tokenizer)
             twin, how = cache.clone(), Speculation(gamma=gamma, draft=speculation.draft, weights=speculation.weights)
             started = time.perf_counter()
-            rounds = decode(self.model, twin, first, stopping, sampling, generators, tokens, 0, how)
+            rounds = speculative_decode(self.model, twin, first, stopping, sampling, generators, tokens, 0, how)
             records.append(
                 {
                     "draft": draft.name,
@@ -108,13 +108,13 @@ class Setup:
                     "length": ids.shape[1],
                     "seconds": round(time.perf_counter() - started, 4),
                     "answer": stopping.tokens[0],
-                    **figures(rounds, 0),
+                    **row_totals(rounds, 0),
                 }
             )
         return records
 
 
-def prompts_of(data: str, setup: Setup, length: int, count: int) -> list[Prompt]:
+def prompts_of(data: str, setup: AcceptanceSetup, length: int, count: int) -> list[Prompt]:
     """Return the prompts of a data set by name."""
     return (tasks if data == "mini" else books)(setup.tokenizer, length, count)
 
@@ -145,15 +145,15 @@ def main() -> int:
     runs.mkdir(parents=True, exist_ok=True)
     path = runs / f"acceptance-{arguments.model}-{arguments.dtype}-t{arguments.temperature:g}.jsonl"
     if not arguments.fold_only:
-        _run(arguments, path)
+        _measure_acceptance(arguments, path)
     drafts = [draft.name for draft in DRAFTS]
     where = f"{arguments.model}, {arguments.dtype}, " + (
         "greedy" if arguments.temperature == 0 else f"temperature {arguments.temperature:g}"
     )
     wanted = Path(arguments.out)
-    old = known(wanted / f"{path.stem}.json", prompts_by_cell)
-    text, table = fold(path, drafts, where)
-    target = place(wanted, choice(arguments), prompts_by_cell(table), old)
+    old = stored_counts(wanted / f"{path.stem}.json", prompts_by_cell)
+    text, table = fold_speculation(path, drafts, where)
+    target = place_result(wanted, choice(arguments), prompts_by_cell(table), old)
     target.path.mkdir(parents=True, exist_ok=True)
     (target.path / f"{path.stem}.md").write_text(text, encoding="utf-8")
     (target.path / f"{path.stem}.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
@@ -166,8 +166,8 @@ def prompts_by_cell(table: Sequence[dict[str, Any]]) -> dict[str, int]:
     return {f"{c['data']}@{c['length']}, {c['draft']}, gamma {c['gamma']}": int(c["prompts"]) for c in table}
 
 
-def _run(arguments: argparse.Namespace, path: Path) -> None:
-    setup = Setup(arguments.model, arguments.device, arguments.dtype)
+def _measure_acceptance(arguments: argparse.Namespace, path: Path) -> None:
+    setup = AcceptanceSetup(arguments.model, arguments.device, arguments.dtype)
     have = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     done = {(r["data"], r["nominal"], r["draft"], r["gamma"], r["prompt"]) for r in have}
     wanted = [d for d in DRAFTS if not arguments.drafts or any(d.name.startswith(n) for n in arguments.drafts)]

@@ -50,7 +50,7 @@ SWEPT = tuple(
 )
 
 
-def cell(
+def context_columns(
     data: str, context: int, published: Mapping[str, str], acceptance: str, scale: float, only: tuple[str, ...] = ()
 ) -> tuple[Column, Column, Column, Column]:
     """Return the columns of acceptance, memory and speed-up of a data set and a context.

@@ -17,26 +17,25 @@ from typing import Any
 
 import torch
 
-from experiments.place import add_options, choice, known, place
-from experiments.quantspec.lines import figures as of_all
-from experiments.quantspec.lines import text
+from experiments.place import add_options, choice, place_result, stored_counts
+from experiments.quantspec.lines import equality_figures, equality_text
 from experiments.quantspec.prompts import Prompt, books, tasks
 from kvbench.cache import KVCache
 from kvbench.decoding import Sampling
 from kvbench.decoding.passes import prefill
-from kvbench.decoding.round_times import Round, figures
+from kvbench.decoding.round_times import Round, row_totals
 from kvbench.decoding.sampling import Stopping
-from kvbench.decoding.speculative import decode, replay
+from kvbench.decoding.speculative import replay, speculative_decode
 from kvbench.methods import load_method
 from kvbench.methods.speculation import Speculation, Weights
-from kvbench.models.load import load
+from kvbench.models.load import load_model
 from kvbench.models.spec import ModelConfig
 
 #: a smaller difference between the two best logits is a tie in fp32
 TIE = 1e-4
 
 
-class Setup:
+class EqualitySetup:
     """The bundled model in fp32 and the method.
 
     Args:
@@ -49,7 +48,7 @@ class Setup:
         from kvbench.config.run_config import RuntimeConfig
 
         config = ModelConfig(name="tiny", path="kvbench:tiny", dtype="float32", max_length=4096)
-        loaded: Any = load(config, RuntimeConfig(device=device))
+        loaded: Any = load_model(config, RuntimeConfig(device=device))
         self.model, self.tokenizer, self.device = loaded.model, loaded.tokenizer, loaded.device
         form = {"bits": 8, "kind": "hierarchical"}
         key = {**form, "group_size": group, "axis": "channel"}
@@ -62,7 +61,9 @@ class Setup:
         stopping = Stopping(1, (), (), None)
         sampling = Sampling()
         speculation = Speculation(gamma=gamma, weights=self.weights)
-        rounds = decode(self.model, cache, first, stopping, sampling, sampling.generators(1), tokens, 0, speculation)
+        rounds = speculative_decode(
+            self.model, cache, first, stopping, sampling, sampling.generators(1), tokens, 0, speculation
+        )
         return stopping.tokens[0], rounds
 
 
@@ -76,7 +77,7 @@ def flushes(rounds: Sequence[Round], prompt: int, group: int, border: int) -> tu
     return tuple(points)
 
 
-def compare(setup: Setup, prompt: Prompt, gammas: Sequence[int], tokens: int) -> list[dict[str, Any]]:
+def compare_gammas(setup: EqualitySetup, prompt: Prompt, gammas: Sequence[int], tokens: int) -> list[dict[str, Any]]:
     """Return one record per gamma."""
     ids = torch.tensor([prompt.ids], device=setup.device)
     cache = setup.method.new_cache(setup.model, max_length=ids.shape[1] + tokens)
@@ -104,7 +105,7 @@ def compare(setup: Setup, prompt: Prompt, gammas: Sequence[int], tokens: int) ->
                 "smallest_gap": min(gaps),
                 "ties": [[i, gap] for i, gap in enumerate(gaps) if gap < TIE],
                 "flushes": list(points),
-                **figures(rounds, 0),
+                **row_totals(rounds, 0),
             }
         )
     return records
@@ -132,7 +133,7 @@ def main() -> int:
     parser.add_argument("--out", default="results/quantspec", help="folder of equality.md and equality.json")
     add_options(parser)
     arguments = parser.parse_args()
-    setup = Setup(arguments.device, arguments.group, arguments.weights)
+    setup = EqualitySetup(arguments.device, arguments.group, arguments.weights)
     wanted = lengths(arguments.group, arguments.prompts)
     records: list[dict[str, Any]] = []
     started = time.perf_counter()
@@ -141,11 +142,16 @@ def main() -> int:
     for prompt, length in zip(pool, wanted, strict=True):
         # the last tokens of a task's prompt hold its question
         cut = prompt.ids[:length] if not prompt.stop else (prompt.ids[0], *prompt.ids[1 - length :])
-        records += compare(setup, Prompt(prompt.id, cut, None, "", False), arguments.gammas, arguments.tokens)
+        records += compare_gammas(setup, Prompt(prompt.id, cut, None, "", False), arguments.gammas, arguments.tokens)
         print(f"{len(records)} runs, {sum(r['equal'] for r in records)} equal", end="\r", flush=True)
-    content = of_all(records, TIE)
+    content = equality_figures(records, TIE)
     wanted_at, runs = Path(arguments.out), Path(arguments.runs)
-    where = place(wanted_at, choice(arguments), pairs(content), known(wanted_at / "equality.json", pairs))
+    where = place_result(
+        wanted_at,
+        choice(arguments),
+        prompts_by_gamma(content),
+        stored_counts(wanted_at / "equality.json", prompts_by_gamma),
+    )
     out = where.path
     for folder in (out, runs):
         folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +164,7 @@ def main() -> int:
         "target replayed one token a step with the recorded flush points.",
         "",
     ]
-    body = "\n".join([*head, *text(content), ""])
+    body = "\n".join([*head, *equality_text(content), ""])
     (out / "equality.md").write_text(body, encoding="utf-8")
     (out / "equality.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     (runs / "equality.json").write_text(json.dumps(records, indent=0) + "\n", encoding="utf-8")
@@ -167,7 +173,7 @@ def main() -> int:
     return status if all(r["equal"] or r["gap_there"] < TIE for r in records) else 1
 
 
-def pairs(content: dict[str, Any]) -> dict[str, int]:
+def prompts_by_gamma(content: dict[str, Any]) -> dict[str, int]:
     """Return the number of prompts of each gamma."""
     return {f"gamma {row['gamma']}": int(row["prompts"]) for row in content["rows"]}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def figures(records: Sequence[Mapping[str, Any]], tie: float) -> dict[str, Any]:
+def equality_figures(records: Sequence[Mapping[str, Any]], tie: float) -> dict[str, Any]:
     """Return what the runs of a comparison come to: a row per gamma, and what holds for all runs.
 
     Args:
@@ -38,7 +38,7 @@ def figures(records: Sequence[Mapping[str, Any]], tie: float) -> dict[str, Any]:
     }
 
 
-def rows(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+def gamma_rows(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the table: a line per gamma."""
     lines = [
         "| gamma | prompts | equal | differ at a tie | differ elsewhere | flushes | accepted |",
@@ -50,10 +50,10 @@ def rows(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def text(content: Mapping[str, Any]) -> list[str]:
+def equality_text(content: Mapping[str, Any]) -> list[str]:
     """Return the table and the sentences below it."""
     runs = sum(row["prompts"] for row in content["rows"])
-    lines = [*rows(content["rows"]), "", f"{runs} runs; {content['refused']} drafts were rejected in total.", ""]
+    lines = [*gamma_rows(content["rows"]), "", f"{runs} runs; {content['refused']} drafts were rejected in total.", ""]
     lines += [f"Smallest gap between the two best logits: {content['smallest_gap']:.2e}."]
     lines += [f"Near-ties (below {content['tie']:g}) of the target alone: {len(content['ties'])}."]
     return [*lines, *(f"- {prompt}, token {place}: {gap:.2e}" for prompt, place, gap in content["ties"])]

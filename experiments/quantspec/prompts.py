@@ -41,7 +41,7 @@ def books(tokenizer: Any, length: int, count: int, folder: str | None = None) ->
     Without a folder (or ``KVBENCH_DATA/pg19``) the texts that come with Python stand in.
     """
     folder = folder or default_folder()
-    documents = texts.files(folder) if folder else texts.python()
+    documents = texts.local_texts(folder) if folder else texts.python()
     names = sorted(p.name.split(".")[0] for p in Path(folder).glob("*.txt*")) if folder else [""] * len(documents)
     encoded: list[list[int]] = [
         tokenizer(text[: 12 * (SKIP + length * (count // len(documents) + 1))], add_special_tokens=False)["input_ids"]

@@ -13,7 +13,7 @@ from kvbench.results.speculation import ratio_error
 Record = Mapping[str, Any]
 
 
-def fold(path: Path, drafts: Sequence[str], where: str) -> tuple[str, list[dict[str, Any]]]:
+def fold_speculation(path: Path, drafts: Sequence[str], where: str) -> tuple[str, list[dict[str, Any]]]:
     """Return the tables as text, and their cells.
 
     Args:

@@ -10,7 +10,7 @@ from experiments.quantspec.common import (
     MINI_SPEEDUP,
     SPARSE,
     SPEED_NOTE,
-    cell,
+    context_columns,
     faster,
     less_memory,
 )
@@ -29,7 +29,7 @@ _PLACES = (
 COLUMNS = tuple(
     column
     for data, context, model in _PLACES
-    for column in cell(
+    for column in context_columns(
         data, 1024 * context, {"dataset": data, "context": f"{context}k"}, "acceptance_rate_pct", 100.0, (model,)
     )
 )

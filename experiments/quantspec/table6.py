@@ -7,7 +7,7 @@ _LLAMA, _LWM = "llama2-7b-32k-instruct", "lwm-text-chat-128k"
 _DATA = {"pg19": (_LLAMA,), "multi_lexsum": (_LLAMA, _LWM), "infinitebench_sum": (_LWM,)}
 
 
-def _columns(data: str, only: tuple[str, ...]) -> tuple[Column, Column]:
+def _dataset_columns(data: str, only: tuple[str, ...]) -> tuple[Column, Column]:
     shared = {"data": data, "options": ("dataset.lengths=[8192]",), "only": only}
     return (
         Column(
@@ -34,7 +34,7 @@ ITEM = Grid(
     title="Search over gamma",
     models=(Model(_LLAMA, "Llama-2-7B-32K"), Model(_LWM, "LWM-Text-Chat-128k")),
     rows=(*SWEPT, AUTOREGRESSIVE),
-    columns=tuple(column for data, only in _DATA.items() for column in _columns(data, only)),
+    columns=tuple(column for data, only in _DATA.items() for column in _dataset_columns(data, only)),
     mini=(MINI_ACCEPTANCE, MINI_SPEEDUP),
     base=AUTOREGRESSIVE.name,
     published="quantspec_table6",

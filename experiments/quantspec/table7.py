@@ -10,7 +10,7 @@ from experiments.quantspec.common import (
     MINI_SPEEDUP,
     SPARSE,
     SPEED_NOTE,
-    cell,
+    context_columns,
     faster,
     less_memory,
 )
@@ -27,7 +27,7 @@ ITEM = Grid(
     columns=tuple(
         column
         for context, only in _CONTEXTS.items()
-        for column in cell(
+        for column in context_columns(
             "multi_lexsum",
             1024 * context,
             {"dataset": "multi_lexsum", "context": f"{context}k"},

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from typing import Any
 
-from experiments.site.text import described, markdown, sentence, table
+from experiments.site.text import class_markdown, docstring_markdown, option_table, sentence
 from kvbench.cli.choice import Choice
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
@@ -25,15 +25,15 @@ SHAPES: dict[str, Shape] = {"Llama-2-7B": (32, 32, 32, 128), "Llama-3.1-8B": (32
 FIXED: dict[str, dict[str, Any]] = {"cocktail": {"split": (10, 30, 60)}}
 
 
-def page(chosen: Choice) -> str:
+def write_method_page(chosen: Choice) -> str:
     """Return the page of a method."""
     assert chosen.target is not None
     cls = chosen.target
     method = load_method(chosen.name)
     module = sys.modules[cls.__module__]
     parts = [f"# {chosen.name}", sentence(chosen.summary), f"    python -m kvbench method={chosen.name}"]
-    parts += ["## What it does", described(cls), _source(inspect.cleandoc(module.__doc__ or ""))]
-    parts += ["## Options", table(chosen.options) if chosen.options else "It has no options of its own."]
+    parts += ["## What it does", class_markdown(cls), _paper_notes(inspect.cleandoc(module.__doc__ or ""))]
+    parts += ["## Options", option_table(chosen.options) if chosen.options else "It has no options of its own."]
     parts += ["## Quantizers", _quantizers(chosen)]
     parts += ["## Bytes", _bytes(chosen.name, method)]
     parts += ["## Which code reads the cache", kernels(method)]
@@ -42,10 +42,10 @@ def page(chosen: Choice) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _source(docstring: str) -> str:
+def _paper_notes(docstring: str) -> str:
     """Return the rest of a module's docstring behind its first line: the paper, and where the code differs from it."""
     rest = docstring.partition("\n")[2].strip()
-    return markdown(rest.replace("Source:", "**Source.**", 1)) if rest else ""
+    return docstring_markdown(rest.replace("Source:", "**Source.**", 1)) if rest else ""
 
 
 def _quantizers(chosen: Choice) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import yaml
 
 from experiments.site.method_page import mebibytes
-from experiments.site.text import table
+from experiments.site.text import option_table
 from kvbench.cli.choice import choice
 from kvbench.methods.load import load_method
 from kvbench.models.spec import ModelConfig
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 from kvbench.util.schema import build
 
 HEAD = """\
@@ -24,10 +24,10 @@ one token in 16 bits.
 """
 
 
-def page() -> str:
+def write_model_page() -> str:
     """Return the page."""
     lines, licences = [], []
-    for name, path in options("model").items():
+    for name, path in group_options("model").items():
         model: ModelConfig = build(ModelConfig, yaml.safe_load(path.read_text(encoding="utf-8")), "model")
         numbers = model._numbers()
         layers, heads = int(numbers["num_hidden_layers"]), int(numbers["num_attention_heads"])
@@ -44,11 +44,11 @@ def page() -> str:
         licences.append(f"| `{name}` | {model.licence} | {'accept it on the hub first' if model.gated else ''} |")
     notes = [
         f"- `{name}`: {note}"
-        for name, path in options("model").items()
+        for name, path in group_options("model").items()
         if (note := yaml.safe_load(path.read_text(encoding="utf-8")).get("note"))
     ]
     gated = "## Licences\n\n| `model=` | licence | |\n|---|---|---|\n" + "\n".join(licences) + "\n\n## Notes"
-    first = next(name for name in options("model") if name != "tiny")
-    rows = table(choice("model", first).options)
+    first = next(name for name in group_options("model") if name != "tiny")
+    rows = option_table(choice("model", first).options)
     tail = f"\n## Options of a model\n\nThe defaults are those of `model={first}`.\n\n{rows}"
     return HEAD + "\n".join(lines) + f"\n\n{gated}\n" + "\n".join(notes) + "\n" + tail

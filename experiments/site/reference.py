@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from experiments.site import method_page, model_page
-from experiments.site.text import cell, described, sentence, table
+from experiments.site.text import class_markdown, escaped_cell, option_table, sentence
 from kvbench.cli.choice import Choice, choice, decoding
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 
 #: titles and first sentences of the pages that show all choices of a group
 GROUPS = {
@@ -28,15 +28,18 @@ GROUPS = {
 }
 
 
-def pages() -> dict[str, str]:
+def generated_pages() -> dict[str, str]:
     """Return the generated pages by path on the site."""
-    texts = {f"reference/method/{name}.md": method_page.page(choice("method", name)) for name in options("method")}
-    texts["reference/models.md"] = model_page.page()
+    texts = {
+        f"reference/method/{name}.md": method_page.write_method_page(choice("method", name))
+        for name in group_options("method")
+    }
+    texts["reference/models.md"] = model_page.write_model_page()
     for group, (title, intro) in GROUPS.items():
         texts[f"reference/{group}.md"] = _group(group, title, intro)
     texts["reference/decoding.md"] = (
         "# Decoding\n\nThese options say how answers are generated. All of them are part of the run's id.\n\n"
-        + table(decoding().options)
+        + option_table(decoding().options)
     )
     return texts
 
@@ -45,7 +48,7 @@ def _group(group: str, title: str, intro: str) -> str:
     """Return the page of a group: a section for each class of choices with the same options."""
     families: dict[tuple[object, ...], list[Choice]] = {}
     earlier: Choice | None = None
-    for name in sorted(options(group), key=lambda name: name != "default"):
+    for name in sorted(group_options(group), key=lambda name: name != "default"):
         chosen = choice(group, name)
         key = (chosen.target,) if group == "dataset" else (name,)
         families.setdefault(key, []).append(chosen)
@@ -54,11 +57,11 @@ def _group(group: str, title: str, intro: str) -> str:
         first = family[0]
         if len(family) > 1 and first.target is not None:
             parts.append(f"## `{first.target.__name__}`")
-            about = "\n".join(f"- `{group}={one.name}`: {cell(one.summary)}" for one in family)
+            about = "\n".join(f"- `{group}={one.name}`: {escaped_cell(one.summary)}" for one in family)
         else:
             parts.append(f"## `{group}={first.name}`")
-            about = sentence(cell(first.summary))
-        parts += [described(first.target), about] if first.target is not None else [about]
+            about = sentence(escaped_cell(first.summary))
+        parts += [class_markdown(first.target), about] if first.target is not None else [about]
         if first.sets:
             parts.append("It sets " + ", ".join(f"`{item}`" for item in first.sets) + ".")
         rows = first.options
@@ -68,6 +71,6 @@ def _group(group: str, title: str, intro: str) -> str:
         if earlier is not None and len(rows) < len(first.options):
             parts.append(f"Other options have the defaults of `{group}={earlier.name}`.")
         if rows:
-            parts.append(table(rows))
+            parts.append(option_table(rows))
             earlier = earlier or first
     return "\n\n".join(parts) + "\n"

@@ -114,7 +114,7 @@ class Tree:
 
         Pages that show a file of the repository (``files/``) are only linked.
         """
-        listed = Counter(pages(self.navigation(nav)))
+        listed = Counter(navigation_pages(self.navigation(nav)))
         for page, count in sorted(listed.items()):
             if count > 1:
                 yield f"mkdocs.yml: {page} is in the navigation more than once"
@@ -138,11 +138,11 @@ class Tree:
                 path.write_bytes(content)
 
 
-def pages(nav: Nav) -> Iterator[str]:
+def navigation_pages(nav: Nav) -> Iterator[str]:
     """Yield all pages of a navigation without folders."""
     for entry in nav:
         for value in entry.values():
-            yield from pages(value) if isinstance(value, list) else [value]
+            yield from navigation_pages(value) if isinstance(value, list) else [value]
 
 
 def site_path(source: str) -> str:
@@ -167,7 +167,7 @@ def collect(root: Path = ROOT) -> Tree:
     while tree.waiting:
         tree.add(tree.waiting.pop())
     tree.files["site.css"] = root / "docs" / "site.css"
-    tree.pages |= reference.pages()
+    tree.pages |= reference.generated_pages()
     lines = ["# Results", "", "What was measured, with the machine, the commit and the command of each figure.", ""]
     for page, name in tree.titles("results/").items():
         lines.append(f"- [{name}]({page.removeprefix('results/')})")

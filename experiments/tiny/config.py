@@ -150,7 +150,7 @@ class TrainConfig:
                 )
 
 
-def read(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
+def read_train_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """Return the configuration of a YAML file with ``key.sub=value`` overrides (values in YAML).
 
     Raises:

@@ -26,7 +26,7 @@ _OPEN: dict[str, Callable[..., IO[str]]] = {".txt": open, ".gz": gzip.open, ".xz
 _SOURCE = re.compile(r"# file: (\S+)\n")
 
 
-def files(folder: Path) -> list[Path]:
+def text_files(folder: Path) -> list[Path]:
     """Return the text files of a folder, by name.
 
     Raises:
@@ -41,7 +41,7 @@ def files(folder: Path) -> list[Path]:
     return paths
 
 
-def documents(path: Path) -> Iterator[str]:
+def training_documents(path: Path) -> Iterator[str]:
     """Return the documents of one file that training may see."""
     with _OPEN[path.suffix](path, "rt", encoding="utf-8") as stream:
         text = stream.read()
@@ -100,7 +100,7 @@ def _encode_file(job: tuple[Path, Path, int, int, int]) -> tuple[np.ndarray, int
     encode = encoder(tokenizer)
     parts: list[np.ndarray] = []
     characters = 0
-    for index, document in enumerate(documents(path)):
+    for index, document in enumerate(training_documents(path)):
         if index % step != first:
             continue
         characters += len(document)
@@ -120,7 +120,7 @@ def tokenize(folder: Path, code: Sequence[str], tokenizer: Path, end_of_text: in
         workers: processes.
     """
     step = 4
-    jobs = [(path, tokenizer, end_of_text, first, step) for path in files(folder) for first in range(step)]
+    jobs = [(path, tokenizer, end_of_text, first, step) for path in text_files(folder) for first in range(step)]
     with multiprocessing.get_context("fork").Pool(workers) as pool:
         results = pool.map(_encode_file, jobs, chunksize=1)
     empty = [np.zeros(0, np.uint16)]

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.place import add_options, choice, known, place
+from experiments.place import add_options, choice, place_result, stored_counts
 from kvbench.tasks.base import Sample
 from kvbench.tasks.mini import Mini
 from kvbench.tasks.mini.catalogue import TASKS
@@ -32,7 +32,7 @@ from kvbench.tasks.work import AskQuestions
 Row = tuple[str, str]  # prompt and its exact continuation, line break included
 
 
-def load(path: Path, device: torch.device) -> tuple[Any, Any]:
+def load_checkpoint(path: Path, device: torch.device) -> tuple[Any, Any]:
     """Load model (in fp32) and tokenizer as transformers loads them."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -94,14 +94,16 @@ def greedy(model: Any, tokenizer: Any, samples: Sequence[Sample], size: int = 25
     return answers
 
 
-def mean(values: Sequence[float]) -> dict[str, Any]:
+def mean_with_error(values: Sequence[float]) -> dict[str, Any]:
     """Return mean, its standard error, and n."""
     n, average = len(values), sum(values) / len(values)
     spread = sum((v - average) ** 2 for v in values) / max(1, n - 1)
     return {"score": round(average, 4), "stderr": round(math.sqrt(spread / n), 4), "n": n}
 
 
-def cell(model: Any, tokenizer: Any, task: Mini, samples: Sequence[Sample], generate: bool) -> dict[str, Any]:
+def task_score_cell(
+    model: Any, tokenizer: Any, task: Mini, samples: Sequence[Sample], generate: bool
+) -> dict[str, Any]:
     """Return the score of one task at one length."""
     rows = [rows_of(sample) for sample in samples]
     results = forced(model, tokenizer, [row for group in rows for row in group])
@@ -113,15 +115,15 @@ def cell(model: Any, tokenizer: Any, task: Mini, samples: Sequence[Sample], gene
         at += len(group)
         exact.append(sum(right) / len(right))
         everything.append(float(all(right)))
-    entry = mean(exact)
+    entry = mean_with_error(exact)
     entry["nll"] = round(sum(r[1] for r in results) / sum(r[2] for r in results), 5)
     entry["how"] = "forced"
     if len(rows[0]) > 1:
-        entry["all"] = mean(everything)
+        entry["all"] = mean_with_error(everything)
     if generate:
         answers = greedy(model, tokenizer, samples)
         scores = [task.score(sample, text)["score"] for sample, text in zip(samples, answers, strict=True)]
-        entry = {**entry, **mean(scores), "how": "greedy", "exact": mean(exact)}
+        entry = {**entry, **mean_with_error(scores), "how": "greedy", "exact": mean_with_error(exact)}
     return entry
 
 
@@ -182,18 +184,18 @@ def main() -> None:
     jobs = [(task, name, length) for name in args.tasks for length in args.lengths]
     with multiprocessing.get_context("fork").Pool(args.workers) as pool:  # before anything touches a GPU
         data = pool.map(_samples, jobs, chunksize=1)
-    model, tokenizer = load(args.model, torch.device(args.device))
+    model, tokenizer = load_checkpoint(args.model, torch.device(args.device))
     result: dict[str, Any] = {"mini": {"version": task.version, "seed": task.seed}, "scores": {}}
     for (_, name, length), samples in zip(jobs, data, strict=True):
         begin = time.perf_counter()
         wanted = args.generate == "all" or (args.generate == "needed" and TASKS[name].scorer in ("values", "number"))
-        entry = cell(model, tokenizer, task, samples, wanted)
+        entry = task_score_cell(model, tokenizer, task, samples, wanted)
         result["scores"][f"{name}@{length}"] = entry
         print(f"{name}@{length}", json.dumps(entry), f"{time.perf_counter() - begin:.1f} s", flush=True)
     if args.books:
         result["books"] = books(model, tokenizer, args.books, 4096, args.book_tokens)
         print("books", json.dumps(result["books"]), flush=True)
-    where = place(args.out, choice(args), counts(result), known(args.out, counts))
+    where = place_result(args.out, choice(args), counts(result), stored_counts(args.out, counts))
     where.path.parent.mkdir(parents=True, exist_ok=True)
     where.path.write_text(json.dumps(result, indent=1) + "\n")
     where.say()

@@ -128,7 +128,7 @@ class Mix:
         return CorpusFiller(self.texts, rng)
 
 
-def ends(codes: np.ndarray) -> list[tuple[int, int]]:
+def answer_ranges(codes: np.ndarray) -> list[tuple[int, int]]:
     """Return half-open ranges of the answers in a row's codes (line break included), for tests and inspection."""
     marks = np.flatnonzero(np.diff(np.concatenate([[0], (codes == ANSWER).astype(np.int8), [0]])))
     return [(int(a), int(b)) for a, b in pairwise(marks)][::2]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.place import add_options, choice, place
+from experiments.place import add_options, choice, place_result
 
 #: the texts and their overrides
 TEXTS = {
@@ -39,9 +39,9 @@ Cell = Mapping[str, Any]
 
 def overrides(setting: str, text: str, *options: str) -> tuple[str, ...]:
     """Return what is typed after ``python -m kvbench`` for one cell."""
-    from kvbench.config.setting import parse
+    from kvbench.config.setting import parse_setting
 
-    return (*parse(setting).overrides(), "model=tiny", *TEXTS[text], "runtime.batch_size=8", *options)
+    return (*parse_setting(setting).overrides(), "model=tiny", *TEXTS[text], "runtime.batch_size=8", *options)
 
 
 def cells() -> dict[str, tuple[str, ...]]:
@@ -63,7 +63,7 @@ def cells() -> dict[str, tuple[str, ...]]:
     return runs
 
 
-def cell(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def perplexity_cell(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return perplexity, paired difference of the NLL to fp16 (nats per token) and compression ratio of a run."""
     (scores,) = metrics["scores"].values()
     nll = scores["nll"]
@@ -83,7 +83,7 @@ def signed(entry: Cell) -> str:
     return "" if not entry.get("stderr") else f"{entry['diff']:+.4f} ± {entry['stderr']:.4f}"
 
 
-def tables(content: Mapping[str, Any]) -> str:
+def perplexity_tables(content: Mapping[str, Any]) -> str:
     """Return the three tables of perplexity.md."""
     runs = content["cells"]
     lines = [
@@ -92,21 +92,21 @@ def tables(content: Mapping[str, Any]) -> str:
     ]
     for label in DECODE:
         wiki, books = (runs[f"decode/{text}/{label}"] for text in TEXTS)
-        lines.append(_line([label, *_pair(wiki), *_pair(books), f"{wiki['ratio']:.2f}"]))
+        lines.append(_table_line([label, *_perplexity_pair(wiki), *_perplexity_pair(books), f"{wiki['ratio']:.2f}"]))
     lines += ["", "| keys | values | WikiText-2 ppl | Δ nll | books ppl | Δ nll |", "|---|---|--:|--:|--:|--:|"]
     for keys, values in AXES:
         wiki, books = (runs[f"axes/{text}/{keys}/{values}"] for text in TEXTS)
-        lines.append(_line([keys, values, *_pair(wiki), *_pair(books)]))
+        lines.append(_table_line([keys, values, *_perplexity_pair(wiki), *_perplexity_pair(books)]))
     lines += ["", "| method | ppl | Δ nll |", "|---|--:|--:|"]
-    lines += [_line([label, *_pair(runs[f"simulated/wikitext2/{label}"])]) for label in SIMULATED]
+    lines += [_table_line([label, *_perplexity_pair(runs[f"simulated/wikitext2/{label}"])]) for label in SIMULATED]
     return "\n".join(lines) + "\n"
 
 
-def _pair(entry: Cell) -> tuple[str, str]:
+def _perplexity_pair(entry: Cell) -> tuple[str, str]:
     return f"{entry['ppl']:.3f}", signed(entry)
 
 
-def _line(cells: Sequence[str]) -> str:
+def _table_line(cells: Sequence[str]) -> str:
     return ("| " + " | ".join(cells) + " |").replace("|  |", "| |")
 
 
@@ -148,7 +148,7 @@ def main() -> int:
     ordered = sorted(by_overrides, key=lambda options: (options[0] != "method=fp16", "mode" not in " ".join(options)))
     content: dict[str, Any] = {"origin": "python -m experiments.tiny.perplexity", "cells": {}}
     failed = []
-    where = place(arguments.out, choice(arguments))
+    where = place_result(arguments.out, choice(arguments))
     where.path.mkdir(parents=True, exist_ok=True)
     for outcome in execute_all([Run(options, "tiny", "perplexity") for options in ordered]):
         key = by_overrides[outcome.run.overrides]
@@ -157,9 +157,9 @@ def main() -> int:
             continue
         metrics = RunStore(arguments.runs, outcome.id).metrics()
         assert metrics is not None
-        content["cells"][key] = cell(metrics)
+        content["cells"][key] = perplexity_cell(metrics)
         (where.path / "perplexity.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print("\n".join([tables(content) if not failed else "not all cells were run:", *failed]))
+    print("\n".join([perplexity_tables(content) if not failed else "not all cells were run:", *failed]))
     return where.say() or int(bool(failed))
 
 

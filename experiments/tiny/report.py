@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 
-def table(scores: Mapping[str, Mapping[str, Any]]) -> str:
+def score_table(scores: Mapping[str, Mapping[str, Any]]) -> str:
     """Return scores by task (rows) and length (columns) in per cent, as Markdown."""
     lengths = sorted({int(key.split("@")[1]) for key in scores})
     tasks = list(dict.fromkeys(key.split("@")[0] for key in scores))
@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    (folder / "scores.md").write_text(table(json.loads((folder / "scores.json").read_text())["scores"]))
+    (folder / "scores.md").write_text(score_table(json.loads((folder / "scores.json").read_text())["scores"]))
     (folder / "sensitivity.md").write_text(sensitivity(json.loads((folder / "sensitivity.json").read_text())))
     curve([json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()], folder / "curve.png")
 

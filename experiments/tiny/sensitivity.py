@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.place import add_options, choice, known, place
-from experiments.tiny.evaluate import load, mean
+from experiments.place import add_options, choice, place_result, stored_counts
+from experiments.tiny.evaluate import load_checkpoint, mean_with_error
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.tasks.mini import Mini
@@ -95,12 +95,12 @@ def answers(model: Any, tokenizer: Any, prompt: str, target: str) -> dict[str, t
     return scores
 
 
-def summary(results: list[dict[str, tuple[bool, float, int]]]) -> dict[str, Any]:
+def sensitivity_summary(results: list[dict[str, tuple[bool, float, int]]]) -> dict[str, Any]:
     """Return by variant exact match, its paired difference to fp16, and mean NLL per token."""
     entries: dict[str, Any] = {}
     for name in VARIANTS:
-        entry = mean([float(result[name][0]) for result in results])
-        entry["vs_fp16"] = mean([float(result[name][0]) - float(result["fp16"][0]) for result in results])
+        entry = mean_with_error([float(result[name][0]) for result in results])
+        entry["vs_fp16"] = mean_with_error([float(result[name][0]) - float(result["fp16"][0]) for result in results])
         entry["nll"] = round(sum(r[name][1] for r in results) / sum(r[name][2] for r in results), 5)
         entries[name] = entry
     return entries
@@ -131,16 +131,16 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
     add_options(parser)
     args = parser.parse_args()
-    model, tokenizer = load(args.model, torch.device(args.device))
+    model, tokenizer = load_checkpoint(args.model, torch.device(args.device))
     task = Mini()
     tasks: dict[str, dict[str, Any]] = {}
-    old = known(args.out, lambda kept: {name: entry["fp16"]["n"] for name, entry in kept["tasks"].items()})
-    where = place(args.out, choice(args), dict.fromkeys(args.tasks, args.limit), old)
+    old = stored_counts(args.out, lambda kept: {name: entry["fp16"]["n"] for name, entry in kept["tasks"].items()})
+    where = place_result(args.out, choice(args), dict.fromkeys(args.tasks, args.limit), old)
     where.path.parent.mkdir(parents=True, exist_ok=True)
     for name in args.tasks:
         begin = time.perf_counter()
         samples = (task.sample(name, args.length, index) for index in range(args.limit))
-        tasks[name] = summary([answers(model, tokenizer, s.prompt, s.continuation + "\n") for s in samples])
+        tasks[name] = sensitivity_summary([answers(model, tokenizer, s.prompt, s.continuation + "\n") for s in samples])
         result = {"length": args.length, "residual": RESIDUAL, "tasks": tasks, "mean": overall(tasks)}
         where.path.write_text(json.dumps(result, indent=1) + "\n")
         shown = " ".join(f"{100 * entry['score']:.0f}" for entry in tasks[name].values())

@@ -41,15 +41,17 @@ def generated(samples: int, seed: int = 0) -> Iterator[str]:
 
 def sample(folder: Path, code: list[str], prose_characters: int, code_characters: int) -> Iterator[str]:
     """Yield the beginning of every document, in shares that add up to the characters wanted."""
-    paths = corpus.files(folder)
+    paths = corpus.text_files(folder)
     for wanted, kind in ((prose_characters, False), (code_characters, True)):
-        texts = [text for path in paths if corpus.is_code(path, code) == kind for text in corpus.documents(path)]
+        texts = [
+            text for path in paths if corpus.is_code(path, code) == kind for text in corpus.training_documents(path)
+        ]
         share = wanted // max(1, len(texts))
         for text in texts:
             yield text[:share]
 
 
-def train(folder: Path, code: list[str], size: int = 4096) -> Tokenizer:
+def train_tokenizer(folder: Path, code: list[str], size: int = 4096) -> Tokenizer:
     """Train the tokenizer on 18M characters of prose, 5M of code and 10M of `mini`'s own text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -99,7 +101,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("kvbench/models/tiny"))
     parser.add_argument("--size", type=int, default=4096)
     args = parser.parse_args()
-    save(train(args.corpus, args.code, args.size), args.out)
+    save(train_tokenizer(args.corpus, args.code, args.size), args.out)
 
 
 if __name__ == "__main__":

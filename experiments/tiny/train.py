@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from experiments.tiny import corpus
-from experiments.tiny.config import TrainConfig, read
+from experiments.tiny.config import TrainConfig, read_train_config
 from experiments.tiny.export import export
 from experiments.tiny.feed import Batch, Feed
 from experiments.tiny.fillers import Library
@@ -30,7 +30,7 @@ from experiments.tiny.schedule import length_at, rate_at
 from kvbench.util import atomic
 
 
-def prepare(config: TrainConfig) -> Library:
+def prepare_corpus(config: TrainConfig) -> Library:
     """Return the tokenized corpus, from its cache where there is one."""
     cache = Path(config.corpus.cache) if config.corpus.cache else None
     tokenizer = Path(config.corpus.tokenizer)
@@ -142,7 +142,7 @@ def row_of_log(trainer: Trainer, sums: torch.Tensor, length: int, pace: float) -
     }
 
 
-def train(config: TrainConfig, stop_after: int | None = None) -> Trainer:
+def train_model(config: TrainConfig, stop_after: int | None = None) -> Trainer:
     """Train to the end of the run, or for `stop_after` steps more.
 
     Raises:
@@ -154,7 +154,7 @@ def train(config: TrainConfig, stop_after: int | None = None) -> Trainer:
     checkpoint = folder / "checkpoint.pt"
     run = config.run
     begin = time.perf_counter()
-    library = prepare(config)
+    library = prepare_corpus(config)
     print(
         f"corpus: {len(library.tokens.prose) / 1e6:.1f}M prose and {len(library.tokens.code) / 1e6:.1f}M code tokens,"
         f" {time.perf_counter() - begin:.1f} s",
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("overrides", nargs="*", help="key.sub=value")
     args = parser.parse_args()
-    train(read(args.config, args.overrides))
+    train_model(read_train_config(args.config, args.overrides))
 
 
 if __name__ == "__main__":

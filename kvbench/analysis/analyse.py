@@ -18,7 +18,7 @@ from kvbench.errors import ConfigError, NonFiniteError
 from kvbench.methods import Method, load_method
 from kvbench.models.load import LoadedModel
 from kvbench.models.spec import ModelConfig
-from kvbench.runner.prompting import encode, own_limit, prompt_limit
+from kvbench.runner.prompting import encode_prompt, own_limit, prompt_limit
 from kvbench.tasks.base import Sample
 
 
@@ -54,7 +54,7 @@ def texts(samples: Iterable[Sample], loaded: LoadedModel, model: ModelConfig, st
     encoded = []
     for sample in samples:
         limit = prompt_limit(own_limit(sample, model), loaded.max_length, steps)
-        prompt = encode(sample, loaded.tokenizer, chat=model.chat, limit=limit, room=room)
+        prompt = encode_prompt(sample, loaded.tokenizer, chat=model.chat, limit=limit, room=room)
         encoded.append(Text(sample.id, prompt.ids, prompt.context_span, sample.query, sample.query_source))
     return encoded
 
@@ -108,7 +108,7 @@ def analyse(
         if text.id in done:
             continue
         observation, bills = observed(loaded, text, methods, options)
-        add(outcome, text, observation, bills)
+        append_prompt(outcome, text, observation, bills)
         if report is not None:
             report(text.id)
     return outcome
@@ -151,19 +151,22 @@ def observed(
     return observation, {name: (bill.used.total, bill.fp16_equivalent) for name, bill in bills.items()}
 
 
-def add(outcome: Outcome, text: Text, observation: Observation, bills: Mapping[str, tuple[int, int]]) -> None:
+def append_prompt(outcome: Outcome, text: Text, observation: Observation, bills: Mapping[str, tuple[int, int]]) -> None:
     """Average what :func:`observed` returned for one prompt over its decode steps, and append it to an outcome.
 
     Raises:
         NonFiniteError: attention is NaN or infinite.
     """
     steps = len(observation.steps)
-    exact = {name: _mean(observation.steps, name) for name in ("mass", "spikes", "visible")}
+    exact = {name: _mean_over_steps(observation.steps, name) for name in ("mass", "spikes", "visible")}
     if observation.prompt:
         sums = torch.stack([(sums / count).cpu() for sums, _, count in observation.prompt]).numpy()
         exact |= {"prompt_mass": sums[:, 0], "prompt_spikes": sums[:, 1]}
         exact["prompt_visible"] = torch.stack([(seen / count).cpu() for _, seen, count in observation.prompt]).numpy()
-    errors = {name: {part: _mean(of_steps, part) for part in ERRORS} for name, of_steps in observation.errors.items()}
+    errors = {
+        name: {part: _mean_over_steps(of_steps, part) for part in ERRORS}
+        for name, of_steps in observation.errors.items()
+    }
     for name, parts in {"exact attention": exact, **errors}.items():
         broken = [part for part, array in parts.items() if not np.isfinite(array).all()]
         if broken:
@@ -181,7 +184,7 @@ def add(outcome: Outcome, text: Text, observation: Observation, bills: Mapping[s
     outcome.add(text.id, len(text.ids), steps, exact, errors, bills, positions)
 
 
-def _mean(steps: Sequence[Sequence[object]], name: str) -> np.ndarray:
+def _mean_over_steps(steps: Sequence[Sequence[object]], name: str) -> np.ndarray:
     """Return a field averaged over steps, with a leading dimension of layers: ``[L, Hq, K]`` or ``[L, Hq]``."""
     layers = []
     for layer in zip(*steps, strict=True):

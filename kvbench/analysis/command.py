@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.config.setting import SYNTAX, parse, typed
+from kvbench.config.setting import SYNTAX, parse_setting, typed_value
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.models import by_name
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks.base import Sample, Task
 from kvbench.tasks.load import load as load_task
 from kvbench.tasks.work import Generate
-from kvbench.util.confdir import options, read_choice
+from kvbench.util.confdir import group_options, read_choice
 from kvbench.util.requirements import check_packages
 from kvbench.util.schema import build
 
@@ -27,7 +27,7 @@ TABLE_4 = ("logquant", _KIVI, "logquant:evict=true", f"{_KIVI}:evict=true")
 GROUPS = ("model", "dataset", "runtime")
 
 
-def parser() -> argparse.ArgumentParser:
+def analysis_parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``python -m kvbench.analysis``."""
     top = argparse.ArgumentParser(
         prog="python -m kvbench.analysis",
@@ -54,9 +54,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.analysis``, and return the exit status; errors are printed to standard error."""
     given = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser().parse_args(given)
+    arguments = analysis_parser().parse_args(given)
     try:
-        print(run(arguments, given))
+        print(run_analysis(arguments, given))
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
+def run_analysis(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
     """Run the analysis, write its files if ``--out`` names a folder, and return the table as markdown.
 
     The files record `given`, the arguments as typed.
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
     model: ModelConfig = build(ModelConfig, groups["model"], "model")
     model.check()
     task = load_task(groups["dataset"])
-    settings = [parse(text) for text in arguments.settings]
+    settings = [parse_setting(text) for text in arguments.settings]
     methods = {setting.text: setting.load() for setting in settings}
     for method in methods.values():
         method.check(head_dim=model.head_dim(), max_length=model.max_length)
@@ -96,19 +96,19 @@ def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
 
     from kvbench.analysis.analyse import analyse, texts
     from kvbench.analysis.observe import Options
-    from kvbench.analysis.table import findings, markdown, page
+    from kvbench.analysis.table import analysis_markdown, findings, page
     from kvbench.config.run_config import RuntimeConfig
-    from kvbench.models.load import load
+    from kvbench.models.load import load_model
     from kvbench.profiling.device import device_name
     from kvbench.results.environment import environment
     from kvbench.util.progress import say
 
-    loaded = load(model, build(RuntimeConfig, groups["runtime"], "runtime"))
+    loaded = load_model(model, build(RuntimeConfig, groups["runtime"], "runtime"))
     prompts = texts(samples(task, loaded.tokenizer), loaded, model, arguments.steps)
     queries = None if arguments.prompt_queries == -1 else arguments.prompt_queries
     chosen = Options(steps=arguments.steps, prompt_queries=queries, positions=arguments.positions)
     outcome = analyse(loaded, prompts, methods, chosen, lambda name: say(f"{loaded.name}: {name}"))
-    table = f"{markdown(outcome)}\n\n{findings(outcome)}\n"
+    table = f"{analysis_markdown(outcome)}\n\n{findings(outcome)}\n"
     if arguments.out is not None:
         place = environment(str(loaded.device), device_name(loaded.device), loaded.dtypes.names())
         command = "python -m kvbench.analysis " + " ".join(given)
@@ -139,10 +139,10 @@ def grouped(words: Iterable[str]) -> dict[str, dict[str, Any]]:
                 hint="name methods after --settings: --settings kivi:int4",
             )
         if dot:
-            changes[group][name] = typed(text)
+            changes[group][name] = typed_value(text)
         else:
             chosen[group] = text
-    files = options("dataset")
+    files = group_options("dataset")
     if chosen["dataset"] not in files:
         raise ConfigError("dataset", chosen["dataset"], "no such dataset", allowed=files)
     data = read_choice(files[chosen["dataset"]])

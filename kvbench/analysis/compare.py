@@ -97,7 +97,7 @@ def exact_outputs(queries: Queries, exact: Exact, log_total: Tensor, bins: Bins,
     return total
 
 
-def compare(
+def compare_attention(
     queries: Queries,
     exact: Exact,
     layer: KVLayer,

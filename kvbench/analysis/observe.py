@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from kvbench.analysis.bins import Bins
 from kvbench.analysis.blocks import BLOCK, Exact, Queries
-from kvbench.analysis.compare import Errors, compare, exact_outputs
+from kvbench.analysis.compare import Errors, compare_attention, exact_outputs
 from kvbench.analysis.exact import SPIKE, Profile, profile
 from kvbench.attention import observe, reference
 from kvbench.attention.logits import logits_of
@@ -103,10 +103,10 @@ class Observation:
     ) -> tuple[Tensor, None]:
         """Compute exact attention for one layer; at decode steps, record it and each candidate's errors.
 
-        The model calls this in place of :func:`kvbench.attention.register.attention`, with queries ``[1, Hq, q, D]``
-        after RoPE; `key` and `value` are the :class:`kvbench.cache.layer.Handle` that the exact cache returned from
-        ``update``. A scaling of None is 1/sqrt(D). During the prompt, exact attention is recorded only for the queries
-        that :attr:`Options.prompt_queries` selects.
+        The model calls this in place of :func:`kvbench.attention.register.model_attention`, with queries ``[1, Hq, q,
+        D]`` after RoPE; `key` and `value` are the :class:`kvbench.cache.layer.Handle` that the exact cache returned
+        from ``update``. A scaling of None is 1/sqrt(D). During the prompt, exact attention is recorded only for the
+        queries that :attr:`Options.prompt_queries` selects.
 
         Returns:
             The attention outputs ``[1, q, Hq, Dv]``, and None in place of the attention weights.
@@ -172,7 +172,7 @@ class Observation:
         for name, cache in self.candidates.items():
             candidate = cache.kv_layers[layer.index]
             call.append(candidate)
-            errors = compare(
+            errors = compare_attention(
                 queries,
                 exact,
                 candidate,
@@ -237,7 +237,9 @@ class _Call:
             layer.settle(forget=False)
         if layer.method.observe_steps:  # its own attention, which decides what it drops next
             logits = logits_of(self.module, self.query, self.kwargs)
-            reference.attend(self.module, layer, layer.rotated_queries(self.query), self.mask, self.scaling, logits)
+            reference.attend_reference(
+                self.module, layer, layer.rotated_queries(self.query), self.mask, self.scaling, logits
+            )
 
     def _update(self, layer: KVLayer) -> Tensor:
         """Announce the new tokens to a layer, and return their keys as it stores them."""

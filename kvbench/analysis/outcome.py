@@ -144,9 +144,9 @@ class Outcome:
             arrays |= {f"positions/{part}/{name}": array for name, array in by_id.items()}
         buffer = BytesIO()
         np.savez_compressed(buffer, **{name: array.astype(np.float32) for name, array in arrays.items()})  # type: ignore[arg-type]
-        atomic.write(folder / ARRAYS, buffer.getvalue())
+        atomic.replace_file(folder / ARRAYS, buffer.getvalue())
         lines = "".join(json.dumps(row) + "\n" for row in self.rows)
-        atomic.write(folder / ROWS, lines.encode())
+        atomic.replace_file(folder / ROWS, lines.encode())
         facts = {
             "model": self.model,
             "shape": asdict(self.shape),
@@ -156,7 +156,7 @@ class Outcome:
             "prompts": self.prompts,
             **(about or {}),
         }
-        atomic.write(folder / ABOUT, (json.dumps(facts, indent=1) + "\n").encode())
+        atomic.replace_file(folder / ABOUT, (json.dumps(facts, indent=1) + "\n").encode())
 
     @classmethod
     def load(cls, folder: Path, *, arrays: bool = True) -> Outcome:

@@ -25,18 +25,18 @@ ERRORS = ("l1", "kl", "output_error")
 SIGNIFICANT = 2.0
 
 
-def mean(numbers: np.ndarray) -> tuple[float, float]:
+def mean_and_error(numbers: np.ndarray) -> tuple[float, float]:
     """Return the mean of ``[N]`` numbers and its standard error; the error is NaN for fewer than two numbers."""
     error = float(numbers.std(ddof=1) / len(numbers) ** 0.5) if len(numbers) > 1 else float("nan")
     return float(numbers.mean()), error
 
 
-def markdown(outcome: Outcome) -> str:
+def analysis_markdown(outcome: Outcome) -> str:
     """Format an analysis as a markdown table: a line per method, with means over prompts and their standard errors."""
     header = ["", *FIGURES.values(), "KV bytes"]
     lines = ["| " + " | ".join(header) + " |", "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|"]
     for setting in outcome.settings:
-        cells = [_cell(name, *mean(outcome.figures(setting, name))) for name in FIGURES]
+        cells = [_figure_cell(name, *mean_and_error(outcome.figures(setting, name))) for name in FIGURES]
         cells.append(size(float(outcome.figures(setting, "kv_bytes").mean())))
         lines.append("| " + " | ".join([setting, *cells]) + " |")
     return "\n".join(lines)
@@ -57,7 +57,7 @@ def told_apart(outcome: Outcome, names: Sequence[str] = ERRORS) -> list[tuple[st
     for first, second in combinations(outcome.settings, 2):
         scores = []
         for name in names:
-            difference, error = mean(outcome.figures(first, name) - outcome.figures(second, name))
+            difference, error = mean_and_error(outcome.figures(first, name) - outcome.figures(second, name))
             scores.append(abs(difference) / error if error else float("inf") if difference else 0.0)
         pairs.append((first, second, max(scores)))
     return pairs
@@ -77,10 +77,10 @@ def findings(outcome: Outcome) -> str:
 
 def page(outcome: Outcome, command: str) -> str:
     """Return the content of ``table.md``: the command, the table of methods, and the text of :func:`findings`."""
-    return f"`{command}`\n\n{markdown(outcome)}\n\n{findings(outcome)}\n"
+    return f"`{command}`\n\n{analysis_markdown(outcome)}\n\n{findings(outcome)}\n"
 
 
-def _cell(name: str, average: float, error: float) -> str:
+def _figure_cell(name: str, average: float, error: float) -> str:
     scale = {"l1_share": 100.0, "lost": 100.0, "output_error": 100.0, "coverage_per_token": 1000.0}.get(name, 1.0)
     percent = " %" if scale == 100.0 else ""
     return f"{average * scale:.3g}{percent} ±{error * scale:.2g}"

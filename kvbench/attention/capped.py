@@ -61,7 +61,7 @@ def with_sinks(
     return query, keys, values, mask
 
 
-def attend(
+def attend_capped(
     query: Tensor,
     keys: Tensor,
     values: Tensor,

@@ -117,22 +117,22 @@ def windows(bits: int, window: int) -> Format:
     return Format("affine", bits, "channel", -(-window // -(-window // 64)), window)
 
 
-def whole(key: Format, value: Format) -> tuple[Tier, ...]:
+def one_packed_segment(key: Format, value: Format) -> tuple[Tier, ...]:
     """Return the :attr:`Case.tiers` of a layer with one packed segment, which holds all tokens outside the window."""
     return ((key, value, 1.0),)
 
 
 def kvarn(key: int, value: int, tile: int = 128, channels: int = 128) -> tuple[Tier, ...]:
     """Return the :attr:`Case.tiers` of a layer of KVarN's, whose keys and values have cross factors."""
-    return whole(channel(key, tile, "cross"), token(value, channels, "cross"))
+    return one_packed_segment(channel(key, tile, "cross"), token(value, channels, "cross"))
 
 
-INT4, INT2 = whole(channel(4, 128), token(4, 128)), whole(channel(2, 128), token(2, 128))
-INT8 = whole(channel(8, 128, "hierarchical"), token(8, 128, "hierarchical"))
-INT4_G32, INT2_G32 = whole(channel(4, 32), token(4, 32)), whole(channel(2, 32), token(2, 32))
+INT4, INT2 = one_packed_segment(channel(4, 128), token(4, 128)), one_packed_segment(channel(2, 128), token(2, 128))
+INT8 = one_packed_segment(channel(8, 128, "hierarchical"), token(8, 128, "hierarchical"))
+INT4_G32, INT2_G32 = one_packed_segment(channel(4, 32), token(4, 32)), one_packed_segment(channel(2, 32), token(2, 32))
 MIX = ((channel(2, 128), token(2, 128), 0.6), (channel(4, 128), token(4, 128), 0.3))
-LOGQUANT = whole(channel(2, 64), token(2, 128))
-LOGQUANT_W42 = whole(windows(2, 42), token(2, 64))
+LOGQUANT = one_packed_segment(channel(2, 64), token(2, 128))
+LOGQUANT_W42 = one_packed_segment(windows(2, 42), token(2, 64))
 #: formats of inference engines, by name; those with one factor a token are for heads of 128 channels
 ENGINES = {
     "int8_per_token_head": factored("offset", 8, 128, "fp32"),
@@ -154,32 +154,36 @@ def correctness() -> list[Case]:
     cases = []
     for bits in (2, 4, 8):
         for group in (32, 64, 128):
-            tiers = whole(channel(bits, group), token(bits, group))
+            tiers = one_packed_segment(channel(bits, group), token(bits, group))
             cases.append(Case(f"right int{bits} G{group}", "7b", tiers, (1491, 1024), (37, 128)))
     odd = {
         "hierarchical": INT8,
-        "int4 per token G32": whole(token(4, 32), token(4, 32)),
-        "int4 per token G128": whole(token(4, 128), token(4, 128)),
-        "int2 per token G64": whole(token(2, 64), token(2, 64)),
-        "atom 4": whole(token(4, 128, "atom"), token(4, 128, "atom")),
-        "atom 2": whole(token(2, 128, "atom"), token(2, 128, "atom")),
-        "int4 keys int2 values": whole(channel(4, 64), token(2, 64)),
-        "int8 keys int4 values": whole(channel(8, 128), token(4, 64)),
+        "int4 per token G32": one_packed_segment(token(4, 32), token(4, 32)),
+        "int4 per token G128": one_packed_segment(token(4, 128), token(4, 128)),
+        "int2 per token G64": one_packed_segment(token(2, 64), token(2, 64)),
+        "atom 4": one_packed_segment(token(4, 128, "atom"), token(4, 128, "atom")),
+        "atom 2": one_packed_segment(token(2, 128, "atom"), token(2, 128, "atom")),
+        "int4 keys int2 values": one_packed_segment(channel(4, 64), token(2, 64)),
+        "int8 keys int4 values": one_packed_segment(channel(8, 128), token(4, 64)),
         "mix": MIX,
         "exact": (),
         "int2 W42": LOGQUANT_W42,
-        "int4 W85": whole(windows(4, 85), token(4, 64)),
-        "int8 W96": whole(windows(8, 96), token(8, 128)),
-        "int4 W42, int2 values": whole(windows(4, 42), token(2, 64)),
+        "int4 W85": one_packed_segment(windows(4, 85), token(4, 64)),
+        "int8 W96": one_packed_segment(windows(8, 96), token(8, 128)),
+        "int4 W42, int2 values": one_packed_segment(windows(4, 42), token(2, 64)),
     }
-    odd |= {name: whole(form, form) for name, form in ENGINES.items()}
-    odd["fp8 keys, nvfp4 values"] = whole(ENGINES["fp8"], ENGINES["nvfp4"])
+    odd |= {name: one_packed_segment(form, form) for name, form in ENGINES.items()}
+    odd["fp8 keys, nvfp4 values"] = one_packed_segment(ENGINES["fp8"], ENGINES["nvfp4"])
     cases += [Case(f"right {name}", "7b", tiers, (1491, 1024), (37, 90)) for name, tiers in odd.items()]
     cases += [
-        Case(f"right {name} q5", "8b", whole(form, form), (1491, 700), (37, 128), 5, torch.bfloat16)
+        Case(f"right {name} q5", "8b", one_packed_segment(form, form), (1491, 700), (37, 128), 5, torch.bfloat16)
         for name, form in ENGINES.items()
     ]
-    int4, int2, half = whole(channel(4, 128), token(4, 128)), INT2_G32, whole(channel(4, 128), token(4, 64))
+    int4, int2, half = (
+        one_packed_segment(channel(4, 128), token(4, 128)),
+        INT2_G32,
+        one_packed_segment(channel(4, 128), token(4, 64)),
+    )
     steps = [("7b", 9, int4), ("8b", 1, int4), ("8b", 5, int2), ("8b", 9, int4), ("tiny", 1, half), ("tiny", 5, int2)]
     for shape, queries, tiers in steps:
         name = f"right {shape} q{queries} int{tiers[0][0].bits}"
@@ -197,7 +201,13 @@ def correctness() -> list[Case]:
         Case("right kvarn k4v2 8b q5", "8b", kvarn(4, 2), (1491, 700), (37, 37), 5),
         Case("right kvarn k4v4 G64 8b q5 bf16", "8b", kvarn(4, 4, 64), (1491, 700), (37, 37), 5, torch.bfloat16),
         Case("right kvarn k8v4 8b q9", "8b", kvarn(8, 4), (1491, 700), (37, 37), 9),
-        Case("right kvarn keys only", "8b", whole(channel(4, 128, "cross"), token(4, 128)), (1491, 700), (37, 90)),
+        Case(
+            "right kvarn keys only",
+            "8b",
+            one_packed_segment(channel(4, 128, "cross"), token(4, 128)),
+            (1491, 700),
+            (37, 90),
+        ),
     ]
     return cases
 
@@ -216,9 +226,9 @@ def timed() -> list[Case]:
     cases += [case("int8", "7b", INT8, 1, n, queries=q) for n in (32, 128) for q in (1, 5)]
     cases += [case("int8", "8b", INT8, 1, 128, queries=5), case("int4", "8b", INT4, 1, 128, queries=5)]
     cases += [case("int2", "7b", INT2, 1, 128), case("int2", "7b", INT2, 8, 32)]
-    cases += [case("atom", "7b", whole(token(4, 128, "atom"), token(4, 128, "atom")), 1, 32)]
+    cases += [case("atom", "7b", one_packed_segment(token(4, 128, "atom"), token(4, 128, "atom")), 1, 32)]
     cases += [case("exact", "7b", (), 1, 32)]
-    cases += [case(name, "7b", whole(form, form), 1, 128) for name, form in ENGINES.items()]
+    cases += [case(name, "7b", one_packed_segment(form, form), 1, 128) for name, form in ENGINES.items()]
     cases += [case("kvarn k4v4", shape, kvarn(4, 4), 1, n) for shape in ("7b", "8b") for n in (32, 128)]
     cases += [case("kvarn k4v2", shape, kvarn(4, 2), 1, n) for shape in ("7b", "8b") for n in (32, 128)]
     for n in (4, 128):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from kvbench.attention.check_cases import Case, cases
 from kvbench.attention.phases import Work
-from kvbench.attention.synthetic import error, exact
+from kvbench.attention.synthetic import dequantized_attention, relative_error
 
 TOLERANCE = 3e-3
 #: bytes that the timed calls read in turn: more than twice any L2 cache
@@ -108,7 +108,7 @@ def microseconds(attend: Attend, query: Tensor, works: list[Work], scaling: floa
     return sorted(times)[len(times) // 2]
 
 
-def measure(case: Case, name: str, module: Any) -> dict[str, Any]:
+def measure_case(case: Case, name: str, module: Any) -> dict[str, Any]:
     """Compare a kernel's output with the reference in one configuration, and time it if ``case.timed``.
 
     Returns:
@@ -123,8 +123,8 @@ def measure(case: Case, name: str, module: Any) -> dict[str, Any]:
     scaling = query.shape[-1] ** -0.5
     output = module.attend(query, work, scaling)
     few = 2 if case.timed else None
-    wanted = exact(query, work, scaling, slice(0, few))
-    line["error"] = error(output[:, :, : wanted.shape[2]], wanted)
+    wanted = dequantized_attention(query, work, scaling, slice(0, few))
+    line["error"] = relative_error(output[:, :, : wanted.shape[2]], wanted)
     line["ok"] = line["error"] < TOLERANCE * (1.5 if case.dtype == torch.bfloat16 else 1)
     if case.timed:
         size = nbytes(work)
@@ -134,11 +134,12 @@ def measure(case: Case, name: str, module: Any) -> dict[str, Any]:
     return line
 
 
-def shown(line: dict[str, Any]) -> str:
+def report_line(line: dict[str, Any]) -> str:
     """Format a line of the report for the screen.
 
     Args:
-        line: result of :func:`measure`; or a dict with ``case``, ``kernel`` and, under ``failed``, an error message.
+        line: result of :func:`measure_case`; or a dict with ``case``, ``kernel`` and, under ``failed``, an error
+            message.
     """
     if "failed" in line or "refused" in line:
         return f"{line['case']:44s} {line['kernel']:7s} {'FAILED' if 'failed' in line else 'refused'}: " + (
@@ -148,7 +149,7 @@ def shown(line: dict[str, Any]) -> str:
     return f"{line['case']:44s} {line['kernel']:7s} {line['error']:.5f} {'' if line['ok'] else 'WRONG '}{timing}"
 
 
-def run(todo: list[tuple[Case, str]], done: int, log: Path, names: str) -> int:
+def measure_cases(todo: list[tuple[Case, str]], done: int, log: Path, names: str) -> int:
     """Measure all configurations from number `done` on; the main loop of a worker process.
 
     After an error that corrupts the CUDA context, the worker stops, and the parent process starts another one.
@@ -165,11 +166,11 @@ def run(todo: list[tuple[Case, str]], done: int, log: Path, names: str) -> int:
             line: dict[str, Any] = {"case": case.name, "kernel": name, "refused": "cannot be imported"}
         else:
             try:
-                line = measure(case, name, modules[name])
+                line = measure_case(case, name, modules[name])
                 torch.cuda.synchronize()
             except Exception as problem:  # any error: the next configuration is tried anyway
                 line = {"case": case.name, "kernel": name, "failed": f"{type(problem).__name__}: {str(problem)[-300:]}"}
-        print(shown(line), flush=True)
+        print(report_line(line), flush=True)
         with log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         try:
@@ -180,7 +181,7 @@ def run(todo: list[tuple[Case, str]], done: int, log: Path, names: str) -> int:
     return 0
 
 
-def prepare(chosen: list[Case], share: str) -> None:
+def compile_cases(chosen: list[Case], share: str) -> None:
     """Compile the Triton kernels of some configurations in advance, by running each on a short context.
 
     Args:
@@ -227,9 +228,9 @@ def main() -> int:
         if "triton" in given.kernels:
             tune(given.tune)
         if given.compile:
-            prepare(chosen, given.compile)
+            compile_cases(chosen, given.compile)
             return 0
-        return run(todo, given.done, given.log, given.kernels)
+        return measure_cases(todo, given.done, given.log, given.kernels)
 
     again = [sys.executable, "-m", "kvbench.attention.check_kernels", "--only", given.only, "--tune", given.tune]
     again += ["--kernels", given.kernels]
@@ -251,7 +252,7 @@ def main() -> int:
                 case, name = todo[len(lines)]
                 finished.append({"case": case.name, "kernel": name, "failed": f"process ended with {ended}"})
                 log.write_text("".join(json.dumps(line) + "\n" for line in finished), encoding="utf-8")
-                print(shown(finished[-1]), flush=True)
+                print(report_line(finished[-1]), flush=True)
             lines = finished
     bad = [line for line in lines if "failed" in line or line.get("ok") is False]
     print(f"# {len(lines)} lines, {len(bad)} wrong or failed, {time.perf_counter() - started:.0f} s", flush=True)

@@ -48,7 +48,7 @@ class Plan:
     bias: Tensor
 
 
-def attend(
+def attend_foreseen(
     layer: KVLayer,
     query: Tensor,
     keys: Tensor,
@@ -75,7 +75,7 @@ def attend(
     times = [layer.method.demotions(layer, last - layer.start(rows.indices(layer.batch)[0])) for rows in groups]
     if any(time is None for time in times) or any(order is not None for order in layer.order):
         return None
-    plain = fused.plain(layer, mask, count)
+    plain = fused.plain_mask(layer, mask, count)
     stored_keys, stored_values = layer.rotated(keys, values)
     if layer.rope is not None:
         stored_keys = rotated_columns(layer, last - count, keys)
@@ -109,7 +109,7 @@ def attend(
         forms = [old[1], old[2]]
         first, stop = plan.again
         if first < stop:
-            fresh = _read(layer, rows, first, stop, query.dtype)
+            fresh = _dequantized_slots(layer, rows, first, stop, query.dtype)
             forms = [torch.cat([x, y], 2) for x, y in zip(forms, fresh, strict=True)]
         if plan.keys is not None and plan.values is not None:
             forms = [x.index_select(2, index) for x, index in zip(forms, (plan.keys, plan.values), strict=True)]
@@ -135,7 +135,7 @@ def planned(
             (:meth:`kvbench.cache.policy.Policy.demotions`).
         first: column of the first query.
         start: column of the first real token.
-        mask: mask of the queries over columns, as :func:`attend` takes it; None: causal.
+        mask: mask of the queries over columns, as :func:`attend_foreseen` takes it; None: causal.
         like: tensor with the dtype and the device of the result.
     """
     n = first + count - start
@@ -208,7 +208,7 @@ def biased(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: f
 
 def _slots(layer: KVLayer, rows: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Return the column of each slot, and all keys (after RoPE) and values of the stores, dequantized."""
-    keys, values = _read(layer, rows, 0, layer.length(rows), dtype)
+    keys, values = _dequantized_slots(layer, rows, 0, layer.length(rows), dtype)
     return layer.positions(rows.indices(layer.batch)[0]), keys, values
 
 
@@ -217,7 +217,7 @@ def _with(slots: tuple[Tensor, Tensor, Tensor], keys: Tensor, values: Tensor) ->
     return slots[0], torch.cat([slots[1], keys], 2), torch.cat([slots[2], values], 2)
 
 
-def _read(layer: KVLayer, rows: slice, first: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _dequantized_slots(layer: KVLayer, rows: slice, first: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the keys (after RoPE) and the values of consecutive slots, dequantized, ``[rows, H, n, D]``."""
     keys, values = layer.stores()
     exact = torch.float32 if layer.rope is not None else dtype
@@ -226,14 +226,14 @@ def _read(layer: KVLayer, rows: slice, first: int, stop: int, dtype: torch.dtype
         for a, b in _cuts(keys, rows, first, stop)
     ]
     others = [values.read(rows, a, b, dtype) for a, b in _cuts(values, rows, first, stop)]
-    return _joined(parts, keys, rows, dtype), _joined(others, values, rows, dtype)
+    return _joined_parts(parts, keys, rows, dtype), _joined_parts(others, values, rows, dtype)
 
 
 def _cuts(store: Store, rows: slice, first: int, stop: int) -> Sequence[tuple[int, int]]:
     return list(pairwise(store.cuts(rows, first, stop))) if first < stop else []
 
 
-def _joined(parts: Sequence[Tensor], store: Store, rows: slice, dtype: torch.dtype) -> Tensor:
+def _joined_parts(parts: Sequence[Tensor], store: Store, rows: slice, dtype: torch.dtype) -> Tensor:
     if not parts:
         return store.tail.view(rows)[:, :, :0].to(dtype)
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), 2)

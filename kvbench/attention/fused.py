@@ -19,7 +19,9 @@ from kvbench.cache.options import Kernels
 from kvbench.cache.segments.codebook import NuqSegment
 
 
-def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN) -> Tensor | None:
+def attend_fused(
+    layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN
+) -> Tensor | None:
     """Compute the attention of a decode step with a fused kernel, or return None if no kernel can or should.
 
     If kernels were considered, the name of the one that was used, or the reason why none could be, is added to
@@ -33,7 +35,7 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, l
     if wanted == "auto" and not packed and logits.plain and not observed:
         return None  # torch's own SDPA serves what is exact, as in stock transformers
     try:
-        check(layer, mask, query.shape[2])
+        check_plain_causal(layer, mask, query.shape[2])
         described = work(layer, upper=layer.progress.upper)
         described.logits = logits
         if observed:
@@ -72,7 +74,7 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
             raise NotServed("triton: only the CUDA kernel reads codes of a codebook")
         names = ("codebook",)
     for name in names:
-        module = load(name) if described.received is None else observing(name)
+        module = load_kernel(name) if described.received is None else observing(name)
         reason = module if isinstance(module, str) else module.refuses(query, described)
         if reason is None:
             assert isinstance(module, ModuleType)
@@ -81,7 +83,7 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
     raise NotServed("; ".join(reasons))
 
 
-def load(name: str) -> ModuleType | str:
+def load_kernel(name: str) -> ModuleType | str:
     """Import a kernel's module; if it cannot be imported, return the reason as a string.
 
     Args:
@@ -106,10 +108,10 @@ def load(name: str) -> ModuleType | str:
 
 
 def observing(name: str) -> ModuleType | str:
-    """Import the module of a kernel that also returns the attention that tokens receive; as :func:`load` does."""
+    """Import the module of a kernel that also returns what attention tokens receive; as :func:`load_kernel` does."""
     if name == "cuda":
         return "it does not return attention weights"
-    decode = load(name)
+    decode = load_kernel(name)
     if isinstance(decode, str):
         return decode
     from kvbench.attention.triton import observed
@@ -117,7 +119,7 @@ def observing(name: str) -> ModuleType | str:
     return observed
 
 
-def check(layer: KVLayer, mask: Tensor | None, count: int, length: int | None = None) -> None:
+def check_plain_causal(layer: KVLayer, mask: Tensor | None, count: int, length: int | None = None) -> None:
     """Raise NotServed unless the step is plain causal attention, which a sliding window may limit, as kernels require.
 
     Args:
@@ -141,7 +143,7 @@ def check(layer: KVLayer, mask: Tensor | None, count: int, length: int | None = 
         raise NotServed("segments must be read in the order of the text, which kernels do not support")
     if layer.window is not None and max(layer.seen, length or 0) > layer.window:
         check_window(layer, count)
-    if not plain(layer, mask, count, layer.window):
+    if not plain_mask(layer, mask, count, layer.window):
         raise NotServed("the mask hides more than padding and later tokens")
 
 
@@ -149,7 +151,7 @@ def check_window(layer: KVLayer, count: int) -> None:
     """Raise NotServed unless kernels can leave out the tokens that a layer's sliding window hides.
 
     Kernels read all slots of a phase, so hidden tokens must be in the first slots, and the same ones for all queries:
-    the phases then begin after them (:func:`kvbench.attention.phases.lines`).
+    the phases then begin after them (:func:`kvbench.attention.phases.divide_into_phases`).
     """
     name = type(layer.method).__name__.lower()
     if count > 1:
@@ -160,7 +162,7 @@ def check_window(layer: KVLayer, count: int) -> None:
         raise NotServed(f"a sliding window hides tokens, and {name} does not keep tokens in the order of the text")
 
 
-def plain(layer: KVLayer, mask: Tensor | None, count: int, window: int | None = None) -> bool:
+def plain_mask(layer: KVLayer, mask: Tensor | None, count: int, window: int | None = None) -> bool:
     """Return True if `mask` is an ordinary causal mask: it hides nothing except padding and later tokens.
 
     The comparison waits for the GPU, so its result is cached for the other layers of the step.

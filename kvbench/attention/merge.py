@@ -26,7 +26,7 @@ def grouped(layer: KVLayer, query: Tensor, scaling: float) -> Tensor:
     return (query.float() * scaling).reshape(batch, layer.heads, query_heads // layer.heads * count, channels)
 
 
-def room(rows: int, heads: int, channels: int, block: int = BLOCK, elements: int = ELEMENTS) -> int:
+def largest_block(rows: int, heads: int, channels: int, block: int = BLOCK, elements: int = ELEMENTS) -> int:
     """Return the largest number of tokens in a block.
 
     Args:

@@ -30,7 +30,7 @@ def stored_prompt(
 
     Args:
         keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
-        mask: mask of the new queries, as :func:`kvbench.attention.prefill.attend` takes it.
+        mask: mask of the new queries, as :func:`kvbench.attention.prefill.attend_prompt` takes it.
     """
     layer.progress.prefill.path = "stored"
     layer.place_chunk(keys, values)
@@ -42,7 +42,7 @@ def stored_prompt(
         if visible is None:
             seen = torch.arange(layer.seen, device=query.device)
             visible = (seen <= seen[layer.seen - count + first : layer.seen - count + last, None])[None, None]
-        outs.append(reference.attend(module, layer, query[:, :, first:last], visible, scaling, logits))
+        outs.append(reference.attend_reference(module, layer, query[:, :, first:last], visible, scaling, logits))
     return layer.restored(torch.cat(outs, 1))
 
 
@@ -94,11 +94,11 @@ def in_spans(
     """
     count = query.shape[2]
     if not layer.method.eager:  # a form by turn is that before a token's own step; these pack it first
-        together = foreseen.attend(layer, query, keys, values, mask, scaling, logits)
+        together = foreseen.attend_foreseen(layer, query, keys, values, mask, scaling, logits)
         if together is not None:
             return together
     outs, last = [], layer.seen
-    plain = fused.plain(layer, mask, count)
+    plain = fused.plain_mask(layer, mask, count)
     for begin in range(0, count, span):
         end = min(begin + span, count)
         layer.seen = last - count + begin
@@ -133,5 +133,5 @@ def append_and_attend(
     layer.append(keys, values)
     if layer.method.eager:
         layer.settle(forget=False)
-    out = fused.attend(layer, query, mask, scaling, logits)
-    return reference.attend(module, layer, query, mask, scaling, logits) if out is None else out
+    out = fused.attend_fused(layer, query, mask, scaling, logits)
+    return reference.attend_reference(module, layer, query, mask, scaling, logits) if out is None else out

@@ -23,11 +23,11 @@ KINDS = {AffineQuantizer: "affine", WindowedQuantizer: "affine", AtomQuantizer: 
 #: :attr:`Format.scale` of parameters, by their dtype; e4m3 is stored as bytes
 SCALES = {torch.float16: "fp16", torch.float32: "fp32", torch.uint8: "e4m3"}
 #: longest window, and longest group of a window, that fit into the integer by which a kernel gets a format
-#: (:func:`kvbench.attention.triton.codes.number`)
+#: (:func:`kvbench.attention.triton.codes.format_number`)
 WIDEST, LONGEST = 2047, 255
 
 
-def part(segment: Segment, channels: int, upper: bool = False) -> Part:
+def describe_part(segment: Segment, channels: int, upper: bool = False) -> Part:
     """Describe a segment's buffers and format for a kernel.
 
     Args:

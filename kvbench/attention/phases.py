@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.attention.parts import kind_of, looked_up, part, window_of
+from kvbench.attention.parts import describe_part, kind_of, looked_up, window_of
 from kvbench.attention.rope.tables import NotServed, rope_of
 from kvbench.attention.work import Codebook, Format, Part, Received, Work
 from kvbench.cache.kernels.jobs import upload
@@ -31,8 +31,9 @@ from kvbench.cache.segments.layout import TILE
 from kvbench.cache.segments.scored import ScoredSegment
 
 __all__ = [
-    "FIELDS", "Codebook", "Format", "NotServed", "Part", "Received", "Work", "assembled", "holder", "kind_of", "lines",
-    "looked_up", "out_of_order", "pairs_of_row", "part", "receiving", "shared_table", "window_of", "work",
+    "FIELDS", "Codebook", "Format", "NotServed", "Part", "Received", "Work", "assembled", "describe_part",
+    "divide_into_phases", "holder", "kind_of", "looked_up", "out_of_order", "pairs_of_row", "receiving", "shared_table",
+    "window_of", "work",
 ]  # fmt: skip
 
 #: numbers of a line of the table: first token in the key segment, in the value segment, tokens
@@ -72,7 +73,7 @@ def out_of_order(layer: KVLayer) -> bool:
     return any(layer.method.positions(layer, row) is not None for row in range(layer.batch))
 
 
-def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, int, int]]]]:
+def divide_into_phases(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, int, int]]]]:
     """Divide all rows of a layer into phases, and return where each phase lies in each row.
 
     Returns:
@@ -125,10 +126,10 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
         upper: True to read only the upper nibble of QuantSpec's 8-bit codes, as QuantSpec's drafts do.
 
     Raises:
-        NotServed: a segment has a format that no kernel reads, packed keys and values are not aligned (:func:`lines`),
-            or the cache holds pre-RoPE keys that kernels cannot rotate.
+        NotServed: a segment has a format that no kernel reads, packed keys and values are not aligned
+            (:func:`divide_into_phases`), or the cache holds pre-RoPE keys that kernels cannot rotate.
     """
-    order, counts = lines(layer)
+    order, counts = divide_into_phases(layer)
     return assembled(layer, order, counts, shared_table(layer, counts), upper)
 
 
@@ -142,17 +143,18 @@ def assembled(
     """Describe a layer for a decode kernel as :func:`work` does, when its phases and their table are already known.
 
     Args:
-        order: for each phase, the number of its key segment and the number of its value segment (:func:`lines`).
+        order: for each phase, the number of its key segment and the number of its value segment
+            (:func:`divide_into_phases`).
         counts: for each row and phase, the index of the first token in the key segment, its index in the value segment,
-            and the number of tokens (:func:`lines`).
+            and the number of tokens (:func:`divide_into_phases`).
         table: `counts` in device memory, int32 ``[B, phases, 3]``.
 
     Raises:
         NotServed: a segment has a format that no kernel reads.
     """
     keys, values = layer.stores()
-    parts_k = {k: part(keys.segments[k], layer.key_dim, upper) for k, _ in order}
-    parts_v = {v: part(values.segments[v], layer.value_dim, upper) for _, v in order}
+    parts_k = {k: describe_part(keys.segments[k], layer.key_dim, upper) for k, _ in order}
+    parts_v = {v: describe_part(values.segments[v], layer.value_dim, upper) for _, v in order}
     room = sum(int(getattr(segment, "capacity", 0)) for segment in keys.segments)
     pairs = [(parts_k[k], parts_v[v]) for k, v in order]
     described = Work(pairs, table, counts, layer.heads, layer.key_dim, layer.value_dim, room)

@@ -36,7 +36,7 @@ LONG = 16384
 MOST = 1 << 31
 
 
-def attend(
+def attend_prompt(
     module: torch.nn.Module,
     query: Tensor,
     keys: Tensor,
@@ -63,7 +63,7 @@ def attend(
     with order(query, keys, values, mask, backend) if logits.softcap is None else nullcontext("capped") as name:
         name = name if logits.sinks is None or logits.softcap is not None else f"{name}+sinks"
         if mask is None or mask.ndim != 2:
-            return exact(module, query, keys, values, mask, scaling, logits, kwargs), name
+            return attend_exact(module, query, keys, values, mask, scaling, logits, kwargs), name
         batch, heads, width = query.shape[:3]
         out = query.new_zeros(batch, width, heads, values.shape[-1])
         starts = (width - mask.sum(1)).tolist()
@@ -71,11 +71,11 @@ def attend(
             start = starts[rows][0]
             if start < width:
                 q, k, v = (x[rows, :, start:] for x in (query, keys, values))
-                out[rows, start:] = exact(module, q, k, v, None, scaling, logits, kwargs)
+                out[rows, start:] = attend_exact(module, q, k, v, None, scaling, logits, kwargs)
         return out, name
 
 
-def exact(
+def attend_exact(
     module: torch.nn.Module,
     query: Tensor,
     keys: Tensor,
@@ -95,7 +95,7 @@ def exact(
         keys, values = keys[:, :, :count], values[:, :, :count]
     if logits.softcap is not None:
         dropout = float(kwargs.get("dropout") or 0.0)
-        return capped.attend(query, keys, values, mask, scaling, logits, causal=causal, dropout=dropout)
+        return capped.attend_capped(query, keys, values, mask, scaling, logits, causal=causal, dropout=dropout)
     assert logits.sinks is not None
     query, keys, values, mask = capped.with_sinks(query, keys, values, mask, scaling, logits.sinks, causal)
     out = sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)[0]
@@ -112,7 +112,7 @@ def order(
     chooses.
 
     Args:
-        mask: as for :func:`attend`. With a mask ``[B or 1, 1, q, n]``, torch chooses the back end.
+        mask: as for :func:`attend_prompt`. With a mask ``[B or 1, 1, q, n]``, torch chooses the back end.
         backend: ``auto`` for the fastest; ``stock`` to let torch choose in all cases.
 
     Returns:
@@ -196,8 +196,8 @@ def rows_of(mask: Tensor | None, first: int, last: int, width: int) -> Tensor | 
     """Return the part of an attention mask that applies to queries `first` to `last`, excluding `last`.
 
     Args:
-        mask: mask of the new queries, as :func:`attend` takes it. Padding ``[B, T]`` is expanded to a causal mask; the
-            new queries must then be the whole prompt. None is returned unchanged.
+        mask: mask of the new queries, as :func:`attend_prompt` takes it. Padding ``[B, T]`` is expanded to a causal
+            mask; the new queries must then be the whole prompt. None is returned unchanged.
         first: index of the first query, counted from the first new one.
 
     Returns:

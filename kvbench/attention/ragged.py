@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.logits import PLAIN, Logits
-from kvbench.attention.merge import MASKED, Merge, grouped, room
+from kvbench.attention.merge import MASKED, Merge, grouped, largest_block
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.segments.base import FullSegment, Segment
 from kvbench.cache.segments.packed import PackedSegment
@@ -53,8 +53,10 @@ class Span:
         return (numbers >= torch.tensor(lengths, device=device)[:, None])[:, None]
 
 
-def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN) -> Tensor | None:
-    """Compute the attention of one new token per row over all cached tokens; arguments as for ``reference.attend``.
+def attend_ragged(
+    layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN
+) -> Tensor | None:
+    """Compute the attention of one new token per row over all cached tokens; arguments as for ``attend_reference``.
 
     Returns:
         The output ``[B, 1, Hq, Dv]``; None if the rows must be processed one run at a time.
@@ -63,14 +65,14 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, l
         return None
     keys, _ = layer.stores()
     width = layer.heads * max(layer.key_dim, layer.value_dim)
-    most = room(1, layer.heads, max(layer.key_dim, layer.value_dim))
+    most = largest_block(1, layer.heads, max(layer.key_dim, layer.value_dim))
     longest = min(max(map(sum, zip(*(segment.lengths for segment in keys.segments), strict=True))), most)
     count = max(MOST // (max(longest, 1) * width), 1)
     layer.paths.update(("reference", "packed"))
     outs = []
     for first in range(0, layer.batch, count):
         rows = slice(first, min(first + count, layer.batch))
-        outs.append(attend_rows(layer, rows, query[rows], most, scaling, logits))
+        outs.append(attend_ragged_rows(layer, rows, query[rows], most, scaling, logits))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
@@ -101,20 +103,20 @@ def visible(layer: KVLayer, mask: Tensor | None) -> bool:
     return bool((mask | padding[:, None, None]).all())
 
 
-def attend_rows(layer: KVLayer, rows: slice, query: Tensor, most: int, scaling: float, logits: Logits) -> Tensor:
-    """Compute the attention of some rows; arguments as for :func:`attend`, and the tokens of a block, `most`."""
+def attend_ragged_rows(layer: KVLayer, rows: slice, query: Tensor, most: int, scaling: float, logits: Logits) -> Tensor:
+    """Compute the attention of some rows; arguments as for :func:`attend_ragged`, and the tokens of a block, `most`."""
     q, upper = grouped(layer, query, scaling), layer.progress.upper
     merge = Merge(layer, q, query.shape[1], logits)
-    for block in blocks(layer, rows, most):
+    for block in span_blocks(layer, rows, most):
         masks = [span.beyond(rows) for span in block]
         parts = []
         for span, beyond in zip(block, masks, strict=True):
-            part = logits.capped(q @ read(span.keys, rows, span, upper).transpose(-1, -2))
+            part = logits.capped(q @ read_span(span.keys, rows, span, upper).transpose(-1, -2))
             if beyond.shape[-1]:
                 part[..., -beyond.shape[-1] :].masked_fill_(beyond[:, None], MASKED)
             parts.append(part)
         read_values = [
-            (span.count, partial(read, span.values, rows, span, upper, beyond))
+            (span.count, partial(read_span, span.values, rows, span, upper, beyond))
             for span, beyond in zip(block, masks, strict=True)
         ]
         merge.add(parts[0] if len(parts) == 1 else torch.cat(parts, -1), read_values)
@@ -123,7 +125,7 @@ def attend_rows(layer: KVLayer, rows: slice, query: Tensor, most: int, scaling: 
     return out.transpose(1, 2).to(query.dtype)
 
 
-def blocks(layer: KVLayer, rows: slice, most: int) -> Iterator[list[Span]]:
+def span_blocks(layer: KVLayer, rows: slice, most: int) -> Iterator[list[Span]]:
     """Divide the slots of some rows into blocks of at most `most` tokens, each a list of spans in one segment."""
     keys, values = layer.stores()
     block: list[Span] = []
@@ -141,7 +143,7 @@ def blocks(layer: KVLayer, rows: slice, most: int) -> Iterator[list[Span]]:
         yield block
 
 
-def read(segment: Segment, rows: slice, span: Span, upper: bool, beyond: Tensor | None = None) -> Tensor:
+def read_span(segment: Segment, rows: slice, span: Span, upper: bool, beyond: Tensor | None = None) -> Tensor:
     """Return the tokens of a span, fp32 ``[rows, H, n, D]``.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.work import Format, Work
-from kvbench.cache.kernels.reads import HALVES, HEAD, Reads, Rows, refusal
+from kvbench.cache.kernels.reads import HALVES, HEAD, Reads, Rows, format_refusal
 
 #: tokens in full precision
 EXACT = Reads("full", (16,))
@@ -93,7 +93,7 @@ LINES = 65535
 
 def unread(rows: Rows, form: Format, channels: int) -> str | None:
     """Return in what a format differs from all that a kernel reads, or None if it is in the kernel's list."""
-    return refusal(rows, form.kind, form.bits, form.axis, form.group, channels, form.scale, form.window)
+    return format_refusal(rows, form.kind, form.bits, form.axis, form.group, channels, form.scale, form.window)
 
 
 def misfit(query: Tensor, work: Work, heads: Container[int], keys: Rows, values: Rows) -> str | None:

@@ -57,7 +57,7 @@ class PassThrough(Cache):
         return 1  # some models test the cache for truth
 
 
-def attention(
+def attention_while_recording(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -79,7 +79,7 @@ def attention(
         if kwargs.get(name) is not None:
             raise NotServed(f"the model passes '{name}' to attention, which a recorded step does not support")
     if not torch.compiler.is_compiling():  # every pass has first run without compilation
-        check_window(module, kwargs.get("sliding_window"))
+        check_model_window(module, kwargs.get("sliding_window"))
     factor = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if torch.compiler.is_compiling():
         more = kwargs.get(SOFTCAP), kwargs.get(SINKS)
@@ -87,7 +87,7 @@ def attention(
     return serve(query, key, value, factor, logits_of(module, query, kwargs)), None
 
 
-def check_window(module: torch.nn.Module, window: int | None) -> None:
+def check_model_window(module: torch.nn.Module, window: int | None) -> None:
     """Raise NotServed if a model limits a layer's attention to another sliding window than the layer's cache."""
     windows, index = _windows.get(), getattr(module, "layer_idx", None)
     served = windows[index] if index is not None and index < len(windows) else None
@@ -100,7 +100,7 @@ def check_window(module: torch.nn.Module, window: int | None) -> None:
 def attention_before_rope(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Do what :func:`attention` does, but pass on the keys before RoPE, for a cache that stores these.
+    """Do what :func:`attention_while_recording` does, but pass on the keys before RoPE, for a cache that stores these.
 
     Args:
         module: the model's attention module, from which a hook has left the keys before RoPE.
@@ -114,7 +114,7 @@ def attention_before_rope(
     if hooked is None or before is None:
         raise NotServed("the keys before RoPE were not captured")
     hooked.keys = None
-    return attention(module, query, before if hooked.stored else key, value, *args, **kwargs)
+    return attention_while_recording(module, query, before if hooked.stored else key, value, *args, **kwargs)
 
 
 def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
@@ -150,7 +150,7 @@ def recording(
             has one.
     """
     # No mask function is registered under this name, so transformers makes no mask at all.
-    AttentionInterface.register(NAME, attention)
+    AttentionInterface.register(NAME, attention_while_recording)
     AttentionInterface.register(BEFORE_ROPE, attention_before_rope)
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation

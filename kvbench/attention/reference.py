@@ -16,12 +16,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kvbench.attention import ragged
 from kvbench.attention.logits import PLAIN, Logits
-from kvbench.attention.merge import BLOCK, ELEMENTS, MASKED, Merge, grouped, room
+from kvbench.attention.merge import BLOCK, ELEMENTS, MASKED, Merge, grouped, largest_block
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.rope import rotated_slots
 
 
-def attend(
+def attend_reference(
     module: torch.nn.Module,
     layer: KVLayer,
     query: Tensor,
@@ -33,7 +33,7 @@ def attend(
     outputs = []
     groups = layer.row_groups()
     if len(groups) > 1 and query.device.type != "cpu":
-        together = ragged.attend(layer, query, mask, scaling, logits)
+        together = ragged.attend_ragged(layer, query, mask, scaling, logits)
         if together is not None:
             return together
     if layer.method.reading_order(layer, slice(0, 1)) is not None:  # rows may differ in their order
@@ -82,7 +82,7 @@ def in_caches(
 ) -> Tensor:
     """Compute the output of :func:`merge_blocks` for so few rows at a time that a CPU's caches hold their blocks."""
     first, last, _ = rows.indices(layer.batch)
-    longest = max((stop - start for start, stop in blocks(layer, rows)), default=1)
+    longest = max((stop - start for start, stop in slot_blocks(layer, rows)), default=1)
     width = longest * layer.heads * max(layer.key_dim, layer.value_dim)
     step = max(ELEMENTS // width, 1)
     outs = []
@@ -121,7 +121,7 @@ def merge_blocks(
     group, upper = query_heads // layer.heads, layer.progress.upper
     q, observed = grouped(layer, query, scaling), list[Tensor]()
     merge = Merge(layer, q, query_heads, logits)
-    for start, stop in blocks(layer, rows, together):
+    for start, stop in slot_blocks(layer, rows, together):
         parts = [
             q @ rotated_slots(layer, rows, a, b, keys.read(rows, a, b, torch.float32, upper)).transpose(-1, -2)
             for a, b in pairwise(keys.cuts(rows, start, stop))
@@ -160,7 +160,7 @@ def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Te
     return out.reshape(batch, 1, heads, values.shape[-1])
 
 
-def blocks(layer: KVLayer, rows: slice, together: int | None = None) -> list[tuple[int, int]]:
+def slot_blocks(layer: KVLayer, rows: slice, together: int | None = None) -> list[tuple[int, int]]:
     """Divide the slots into blocks that are small enough to be dequantized at once.
 
     Args:
@@ -173,7 +173,7 @@ def blocks(layer: KVLayer, rows: slice, together: int | None = None) -> list[tup
     """
     keys, _ = layer.stores()
     count = together or len(range(*rows.indices(layer.batch)))
-    most = room(count, layer.heads, max(layer.key_dim, layer.value_dim), BLOCK, ELEMENTS)
+    most = largest_block(count, layer.heads, max(layer.key_dim, layer.value_dim), BLOCK, ELEMENTS)
     ranges = layer.method.reading_order(layer, rows) or [(0, keys.length(rows))]
     return [(first, min(first + most, stop)) for start, stop in ranges for first in range(start, stop, most)]
 

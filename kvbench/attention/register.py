@@ -32,7 +32,7 @@ from kvbench.util.attachment import attached, attachment, release
 NAME = "kvbench"
 
 
-def attention(
+def model_attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor | Handle,
@@ -71,7 +71,7 @@ def attention(
         )
     if not isinstance(key, Handle):
         assert not isinstance(value, Handle)
-        return prefill.attend(module, query, key, value, attention_mask, scaling, kwargs)[0], None
+        return prefill.attend_prompt(module, query, key, value, attention_mask, scaling, kwargs)[0], None
     for name in UNSERVED:
         if kwargs.get(name) is not None:
             raise CacheError(f"{type(module).__name__} uses '{name}' in attention, which kvbench caches do not support")
@@ -114,13 +114,13 @@ def prompt(
     Args:
         keys: keys of the new tokens after RoPE, ``[B, H, q, D]``.
         stored: keys of the new tokens in the form that the layer stores: `keys` themselves, or the keys before RoPE.
-        mask: mask of the new queries, as :func:`kvbench.attention.prefill.attend` takes it.
+        mask: mask of the new queries, as :func:`kvbench.attention.prefill.attend_prompt` takes it.
     """
     prompt_keys, values = layer.extend_prompt(stored, values)
     if prompt_keys is not stored or layer.rope is None:  # of a prompt in one piece, `keys` are the rotated ones
         keys = rotated_prompt(layer, prompt_keys)
     keys = keys.to(query.dtype)
-    out, layer.progress.prefill.path = prefill.attend(
+    out, layer.progress.prefill.path = prefill.attend_prompt(
         module, query, keys, values.to(query.dtype), mask, scaling, kwargs, layer.progress.options.prefill
     )
     for member in layer.chain():
@@ -144,7 +144,7 @@ def mask(*args: Any, **kwargs: Any) -> Tensor | None:
 
 def register() -> None:
     """Register ``attn_implementation="kvbench"`` with transformers; repeated calls are harmless."""
-    AttentionInterface.register(NAME, attention)
+    AttentionInterface.register(NAME, model_attention)
     AttentionMaskInterface.register(NAME, mask)
 
 
@@ -160,13 +160,13 @@ def attach(model: PreTrainedModel) -> None:
     if config._attn_implementation != NAME:
         attachment(model).attention = config._attn_implementation
         model.set_attn_implementation(NAME)
-    served.attach(model)
+    served.attach_refusal(model)
 
 
 def detach(model: PreTrainedModel) -> None:
     """Restore the attention that a model had before :func:`attach`, and remove all of kvbench's hooks from it."""
-    served.detach(model)
-    pre_rope.detach(model)
+    served.detach_refusal(model)
+    pre_rope.detach_pre_rope(model)
     int4.detach(model)
     known = attached(model)
     if known is not None and known.attention is not None:

@@ -91,17 +91,17 @@ def one_size(config: Any) -> bool:
 _CHECK = "_validate_generation_mode"
 
 
-def attach(model: PreTrainedModel) -> None:
+def attach_refusal(model: PreTrainedModel) -> None:
     """Let ``model.generate`` explain why it refuses assisted generation, if transformers marks the model as stateful.
 
-    Transformers refuses it before it reads the cache, without naming a reason. :func:`detach` undoes this.
+    Transformers refuses it before it reads the cache, without naming a reason. :func:`detach_refusal` undoes this.
     """
     if getattr(model, "_is_stateful", False) and hasattr(model, _CHECK):
         setattr(model, _CHECK, partial(_checked, model))
 
 
-def detach(model: PreTrainedModel) -> None:
-    """Undo :func:`attach`; does nothing to other models."""
+def detach_refusal(model: PreTrainedModel) -> None:
+    """Undo :func:`attach_refusal`; does nothing to other models."""
     vars(model).pop(_CHECK, None)
 
 

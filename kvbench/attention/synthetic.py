@@ -23,7 +23,7 @@ FULL = Format("full", 16)
 
 @dataclass
 class Piece:
-    """Description of one segment of keys or values, from which :func:`part` generates random contents.
+    """Description of one segment of keys or values, from which :func:`random_part` generates random contents.
 
     Args:
         lengths: number of tokens in each row of the batch.
@@ -41,7 +41,7 @@ class Piece:
     tile: int = TILE
 
 
-def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype, rng: torch.Generator) -> Part:
+def random_part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype, rng: torch.Generator) -> Part:
     """Generate a segment with random contents, in the form in which kernels read it.
 
     In a full-precision segment, the tokens of row r begin at index r of that row's buffer, not at index 0. The offset
@@ -65,7 +65,7 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
         words.append(torch.randint(-(2**15), 2**15, shape, generator=rng, device=device, dtype=torch.int16))
     tokens = tiles * TILE
     if form.kind in FACTORED:
-        params = factors(form, piece.scale, words, (batch, heads, tokens, channels // form.group), rng)
+        params = random_factors(form, piece.scale, words, (batch, heads, tokens, channels // form.group), rng)
         return Part(form, words, params, factor=0.75 if form.kind == "float" else 1.0)
     if form.window:
         grid = (2 + int(groups_of(form, torch.arange(tokens))[-1]), channels)
@@ -97,7 +97,7 @@ def groups_of(form: Format, tokens: Tensor) -> Tensor:
     return tokens // form.window * cuts + inside[tokens % form.window]
 
 
-def read(part: Part, side: str, row: int, heads: slice, first: int, count: int, channels: int) -> Tensor:
+def read_tokens(part: Part, side: str, row: int, heads: slice, first: int, count: int, channels: int) -> Tensor:
     """Return consecutive tokens of one row of a segment, dequantized, fp32 ``[heads, count, channels]``.
 
     Args:
@@ -169,8 +169,8 @@ def layer(
         sliding: sliding window: number of tokens that the newest query sees, its own included. None: all.
     """
     rng = torch.Generator(device).manual_seed(seed)
-    parts_k = [part(piece, "key", heads, key_dim, dtype, rng) for piece in keys]
-    parts_v = [part(piece, "value", heads, value_dim, dtype, rng) for piece in values]
+    parts_k = [random_part(piece, "key", heads, key_dim, dtype, rng) for piece in keys]
+    parts_v = [random_part(piece, "value", heads, value_dim, dtype, rng) for piece in values]
     rows = []
     for row in range(len(keys[0].lengths)):
         pairs = pairs_of_row([p.lengths[row] for p in keys], [p.lengths[row] for p in values], sliding)
@@ -185,7 +185,7 @@ def layer(
     return Work([(parts_k[k], parts_v[v]) for k, v in order], table, counts, heads, key_dim, value_dim)
 
 
-def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None) -> Tensor:
+def dequantized_attention(query: Tensor, work: Work, scaling: float, heads: slice | None = None) -> Tensor:
     """Compute attention over the dequantized tokens in fp32, as the reference for a kernel's output.
 
     Args:
@@ -202,8 +202,10 @@ def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None)
         for n, head in enumerate(chosen):
             one = slice(head, head + 1)
             lines = list(zip(work.phases, work.counts[row], strict=True))
-            k = torch.cat([read(p, "key", row, one, a, c, work.key_dim) for (p, _), (a, _, c) in lines if c], 1)
-            v = torch.cat([read(p, "value", row, one, b, c, work.value_dim) for (_, p), (_, b, c) in lines if c], 1)
+            k = torch.cat([read_tokens(p, "key", row, one, a, c, work.key_dim) for (p, _), (a, _, c) in lines if c], 1)
+            v = torch.cat(
+                [read_tokens(p, "value", row, one, b, c, work.value_dim) for (_, p), (_, b, c) in lines if c], 1
+            )
             mine = query[row, head * group : (head + 1) * group].float() * scaling
             scores = work.logits.capped(mine @ k.transpose(-1, -2)).masked_fill(hidden, float("-inf"))
             if work.logits.sinks is not None:
@@ -214,7 +216,7 @@ def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None)
     return out
 
 
-def error(output: Tensor, wanted: Tensor) -> float:
+def relative_error(output: Tensor, wanted: Tensor) -> float:
     """Return the relative error of a result: the norm of the difference divided by the norm of the expected result.
 
     It is infinite if any element of the result is not finite.
@@ -224,7 +226,7 @@ def error(output: Tensor, wanted: Tensor) -> float:
     return float((output.float() - wanted).norm() / wanted.norm().clamp(min=1e-30))
 
 
-def factors(
+def random_factors(
     form: Format, spread: float, words: list[Tensor], shape: tuple[int, ...], rng: torch.Generator
 ) -> tuple[Tensor, ...]:
     """Generate the parameters of a segment whose values are factors times elements; none if the format has no scale.

@@ -15,26 +15,26 @@ from typing import Any
 
 from kvbench.bench import command as whole_models
 from kvbench.bench import goodput, latency, predict, speculation_command
-from kvbench.bench.choices import number, tokens
+from kvbench.bench.choices import positive_number, tokens
 from kvbench.util.door import enter
 
 
-def point(text: str) -> str:
+def checked_point(text: str) -> str:
     """Return `text` unchanged if it names a point (``7b:1:32k``); an argparse type.
 
     Raises:
-        argparse.ArgumentTypeError: :func:`kvbench.bench.shapes.point` cannot parse it.
+        argparse.ArgumentTypeError: :func:`kvbench.bench.shapes.parse_point` cannot parse it.
     """
     from kvbench.bench import shapes
 
     try:
-        shapes.point(text)
+        shapes.parse_point(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
 
 
-def parser(measuring: bool = True) -> argparse.ArgumentParser:
+def bench_parser(measuring: bool = True) -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
     With ``measuring=False`` it lacks the commands kernel, quantize and products, whose choices come from modules that
@@ -47,16 +47,16 @@ def parser(measuring: bool = True) -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     predict.add_parser(commands)
     if measuring:
-        measured(commands)
-    whole_models.add(commands, tokens, number)
-    speculation_command.add(commands)
-    whole_models.add_capacity(commands, tokens, number)
-    latency.add(commands)
-    goodput.add(commands, tokens, number)
+        add_measuring(commands)
+    whole_models.add_whole_models(commands, tokens, positive_number)
+    speculation_command.add_speculation(commands)
+    whole_models.add_capacity(commands, tokens, positive_number)
+    latency.add_latency(commands)
+    goodput.add_goodput(commands, tokens, positive_number)
     return top
 
 
-def measured(commands: Any) -> None:
+def add_measuring(commands: Any) -> None:
     """Add the subcommands ``kernel``, ``quantize`` and ``products``, each of which times one operation of a layer.
 
     Their lists of valid models and formats are in a module that imports torch, which is therefore imported only here.
@@ -73,11 +73,11 @@ def measured(commands: Any) -> None:
     )
     kernel.add_argument("--formats", nargs="+", choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
     kernel.add_argument("--contexts", nargs="+", type=tokens, default=["4k", "32k", "128k"], metavar="N")
-    kernel.add_argument("--batches", nargs="+", type=number, default=[1], metavar="B")
+    kernel.add_argument("--batches", nargs="+", type=positive_number, default=[1], metavar="B")
     kernel.add_argument(
         "--q-len",
         nargs="+",
-        type=number,
+        type=positive_number,
         default=[1],
         metavar="Q",
         help="new tokens per step: 1 for decoding, more for the verification of drafts",
@@ -85,7 +85,7 @@ def measured(commands: Any) -> None:
     kernel.add_argument(
         "--points",
         nargs="+",
-        type=point,
+        type=checked_point,
         metavar="MODEL:B:N[:Q]",
         help="measure these points instead of the whole grid",
     )
@@ -126,7 +126,7 @@ def measured(commands: Any) -> None:
     products.add_argument(
         "--rows",
         nargs="+",
-        type=number,
+        type=positive_number,
         default=[1, 2, 5, 8, 16],
         metavar="R",
         help="rows of the input: sequences times new tokens per step (default: 1 2 5 8 16)",
@@ -150,7 +150,7 @@ def measured(commands: Any) -> None:
         )
 
 
-def _place(top: argparse.ArgumentParser, args: argparse.Namespace) -> Path:
+def _output_path(top: argparse.ArgumentParser, args: argparse.Namespace) -> Path:
     """Return ``--out`` as the command takes it; on the command line it names a folder, or a file that ends in .json."""
     whole = args.command in ("latency", "goodput")
     out: Path = args.out
@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
     torch does not find one.
     """
     given = sys.argv[1:] if argv is None else argv
-    top = parser(measuring=given[:1] not in (["predict"], ["latency"], ["goodput"]))
+    top = bench_parser(measuring=given[:1] not in (["predict"], ["latency"], ["goodput"]))
     args, unknown = top.parse_known_args(given)
     if unknown:
         top.error(
@@ -180,18 +180,18 @@ def main(argv: list[str] | None = None) -> int:
         )
     args.argv = given
     if args.out is not None:
-        args.out = _place(top, args)
+        args.out = _output_path(top, args)
     args.contexts = [tokens(n) if isinstance(n, str) else n for n in args.contexts]
     if args.command == "predict":
-        return predict.run(args)
+        return predict.run_predict(args)
     if args.command == "latency":
-        return latency.run(args)
+        return latency.run_latency(args)
     if args.command == "goodput":
-        return goodput.run(args)
+        return goodput.run_goodput(args)
     if args.command == "capacity" or args.command in whole_models.COMMANDS:
-        return whole_models.run(args)
+        return whole_models.run_whole_models(args)
     if args.command == "speculation":
-        return speculation_command.run(args)
+        return speculation_command.run_speculation(args)
     import torch
 
     if not torch.cuda.is_available():
@@ -200,14 +200,14 @@ def main(argv: list[str] | None = None) -> int:
     if args.command == "kernel":
         from kvbench.bench import kernel
 
-        return kernel.run(args)
+        return kernel.run_kernel(args)
     if args.command == "products":
         from kvbench.bench import products
 
-        return products.run(args)
+        return products.run_products(args)
     from kvbench.bench import quantize
 
-    return quantize.run(args)
+    return quantize.run_quantize(args)
 
 
 if __name__ == "__main__":

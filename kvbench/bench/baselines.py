@@ -19,7 +19,7 @@ BACKENDS = {
 }
 
 
-def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool) -> Tensor:
+def run_sdpa(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool) -> Tensor:
     """Compute the attention of one decode step with one of the back ends of torch's SDPA.
 
     No causal mask is applied. One new token needs none. For several new tokens the output is therefore not that of a
@@ -38,7 +38,7 @@ def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool)
         return sdpa(query, keys, values, enable_gqa=query.shape[1] != heads)
 
 
-def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | str]:
+def measure_sdpa(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | str]:
     """Time the attention of one decode step over random 16-bit keys and values with every back end of torch's SDPA.
 
     Measuring takes `seconds` per back end.
@@ -46,7 +46,7 @@ def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | s
     Returns:
         For each back end, by name, its time, or the error message if it does not support these shapes. For models with
         grouped-query attention, every back end is also timed with the query heads of a group stacked along the query
-        dimension (`packed` of :func:`run`), under the name ``NAME, heads packed``.
+        dimension (`packed` of :func:`run_sdpa`), under the name ``NAME, heads packed``.
     """
     model = MODELS[at.model]
     shape = (at.batch, model.heads, at.context, model.channels)
@@ -59,7 +59,7 @@ def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | s
         for packed in (False, True) if grouped else (False,):
             label = f"{name}, heads packed" if packed else name
             calls: list[Callable[[], object]] = [
-                lambda k=k, v=v, name=name, packed=packed: run(query, k, v, name, packed)  # type: ignore[misc]
+                lambda k=k, v=v, name=name, packed=packed: run_sdpa(query, k, v, name, packed)  # type: ignore[misc]
                 for k, v in pairs
             ]
             try:
@@ -69,8 +69,8 @@ def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | s
     return times
 
 
-def best(measured: dict[str, Time | str]) -> tuple[str, float] | None:
-    """Return the name of the fastest back end of :func:`measure` and its time in microseconds; None if none ran."""
+def fastest_backend(measured: dict[str, Time | str]) -> tuple[str, float] | None:
+    """Return the fastest back end of :func:`measure_sdpa` and its time in microseconds; None if none ran."""
     times = [(time.us, name) for name, time in measured.items() if isinstance(time, Time)]
     if not times:
         return None

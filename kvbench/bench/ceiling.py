@@ -50,7 +50,7 @@ class Ceiling:
         return {"GB_s": round(self.rate, 1), "kernel": self.kernel, "reads": rows}
 
 
-def measure(seconds: float = 0.2) -> Ceiling:
+def measure_ceiling(seconds: float = 0.2) -> Ceiling:
     """Measure how fast this GPU can read its memory, with buffers of several sizes.
 
     The sizes are those of :data:`SIZES` that fit into the free memory with some to spare; measuring takes `seconds` for
@@ -75,9 +75,9 @@ def reader(device: torch.device):  # type: ignore[no-untyped-def]
     It is ``triton``, a Triton kernel, or without Triton ``torch.sum``.
     """
     try:
-        from kvbench.bench.read_kernel import read
+        from kvbench.bench.read_kernel import read_buffer
     except ImportError:
         out = torch.empty((), dtype=torch.float32, device=device)
         return "torch.sum", lambda x: torch.sum(x.view(torch.float32), dim=0, out=out)
     sink = torch.zeros(4096, dtype=torch.int32, device=device)
-    return "triton", lambda x: read(x, sink)
+    return "triton", lambda x: read_buffer(x, sink)

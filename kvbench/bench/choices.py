@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from kvbench.config.setting import parse
-from kvbench.errors import ConfigError, cut
+from kvbench.config.setting import parse_setting
+from kvbench.errors import ConfigError, cut_text
 from kvbench.methods.base import Method
 from kvbench.models import by_name
 from kvbench.models.spec import local_folder
 from kvbench.profiling.roofline import Shape
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 from kvbench.util.requirements import exists
 from kvbench.util.schema import MOST, MOST_TOKENS
 
@@ -29,14 +29,14 @@ def token_count(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+)(k?)", text.strip().lower())
     if not match or len(match[1]) > 12 or not int(match[1]):
-        raise ValueError(f"{cut(text)!r} is not a number of tokens such as 4k, 32k or 131072")
+        raise ValueError(f"{cut_text(text)!r} is not a number of tokens such as 4k, 32k or 131072")
     count = int(match[1]) * (1024 if match[2] else 1)
     if count > MOST_TOKENS:
         raise ValueError(f"{text!r} exceeds the limit of {MOST_TOKENS} tokens")
     return count
 
 
-def short(count: int) -> str:
+def short_count(count: int) -> str:
     """Return a number of tokens as text: 32768 as ``"32k"``, numbers that are not multiples of 1024 in full."""
     return f"{count // 1024}k" if count % 1024 == 0 else str(count)
 
@@ -54,9 +54,9 @@ def tokens(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def number(text: str) -> int:
+def positive_number(text: str) -> int:
     """Parse an integer of at least 1 (an argparse ``type``)."""
-    return _whole(text, 1)
+    return _parse_whole_number(text, 1)
 
 
 def several(text: str) -> int:
@@ -64,30 +64,30 @@ def several(text: str) -> int:
 
     The prefill yields the first token, so at least one more is needed to have a decode step to measure.
     """
-    return _whole(text, 2)
+    return _parse_whole_number(text, 2)
 
 
-def count(text: str) -> int:
+def nonnegative_number(text: str) -> int:
     """Parse an integer of at least 0 (an argparse ``type``)."""
-    return _whole(text, 0)
+    return _parse_whole_number(text, 0)
 
 
-def _whole(text: str, least: int) -> int:
+def _parse_whole_number(text: str, least: int) -> int:
     if not (text.isascii() and text.isdecimal()) or (len(text) <= 12 and int(text) < least):
-        raise argparse.ArgumentTypeError(f"{cut(text)!r} is not a whole number, {least} or greater")
+        raise argparse.ArgumentTypeError(f"{cut_text(text)!r} is not a whole number, {least} or greater")
     if len(text) > 12 or int(text) > MOST:
-        raise argparse.ArgumentTypeError(f"{cut(text)} is too large (at most {MOST})")
+        raise argparse.ArgumentTypeError(f"{cut_text(text)} is too large (at most {MOST})")
     return int(text)
 
 
-def device(text: str) -> str:
+def valid_device(text: str) -> str:
     """Check that `text` names a device (``cpu``, ``cuda`` or ``cuda:N``) and return it (an argparse ``type``)."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a device: cuda, cuda:N or cpu")
     return text
 
 
-def rows(text: str) -> int | Literal["auto"] | None:
+def prefill_rows(text: str) -> int | Literal["auto"] | None:
     """Parse how many prompts one forward pass of the prefill takes (an argparse ``type``).
 
     Returns:
@@ -95,7 +95,7 @@ def rows(text: str) -> int | Literal["auto"] | None:
     """
     if text in ("auto", "all"):
         return "auto" if text == "auto" else None
-    return number(text)
+    return positive_number(text)
 
 
 def duration(text: str) -> float:
@@ -155,8 +155,8 @@ def numbers_of(name: str) -> dict[str, Any]:
     path = Path(name).expanduser()
     if path.is_dir():
         path = path / "config.json"
-    if name not in options("model") and path.is_file():
-        group = read(path)
+    if name not in group_options("model") and path.is_file():
+        group = read_model_config(path)
         if path.name == "config.json":
             return group
     else:  # any max_length will do: a Shape does not use it, but a preset may require one
@@ -168,10 +168,10 @@ def numbers_of(name: str) -> dict[str, Any]:
         raise ConfigError(
             "model.architecture", None, f"is missing in {path}", hint="use --model FOLDER with a complete config.json"
         )
-    return read(folder / "config.json")
+    return read_model_config(folder / "config.json")
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_model_config(path: Path) -> dict[str, Any]:
     """Load a model's configuration from a YAML or JSON file and return it as a dictionary.
 
     Raises:
@@ -193,10 +193,10 @@ def method_of(text: str) -> Method:
     Raises:
         ConfigError: the setting names an unknown method, quantizer or option, or a value that the method refuses.
     """
-    return parse(text).load()
+    return parse_setting(text).load()
 
 
-class Point(NamedTuple):
+class SpeculationPoint(NamedTuple):
     """The point at which speculation is measured; `context`: tokens in each sequence's cache at the beginning."""
 
     model: str

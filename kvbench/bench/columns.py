@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvbench.bench.shapes import short
-from kvbench.util.table import table
+from kvbench.bench.shapes import short_count
+from kvbench.util.table import render_table
 
 Row = Mapping[str, Any]
 #: function of a row, and of stock transformers' row at the same point (empty if there is none), that returns the cell
@@ -40,7 +40,7 @@ def _gib(*keys: str) -> Column:
     return lambda row, stock: _value(row, *keys, factor=2**-30)
 
 
-def _plain(*keys: str, factor: float | None = None) -> Column:
+def _figure_column(*keys: str, factor: float | None = None) -> Column:
     return lambda row, stock: _value(row, *keys, factor=factor)
 
 
@@ -48,7 +48,7 @@ def _of_stock(column: Column) -> Column:
     return lambda row, stock: column(stock, row)
 
 
-def _same(row: Row, stock: Row) -> str:
+def _same_tokens(row: Row, stock: Row) -> str:
     return f"{row['same']['alike']}/{row['same']['of']}" if "same" in row else "-"
 
 
@@ -71,13 +71,13 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "p99": _ms("tpot_s", "p99"),
         "first": _ms("first_step_s"),
         "roof": _ms("predicted", "tpot_s"),
-        "x": _plain("over_roof"),
+        "x": _figure_column("over_roof"),
         "expected": _ms("predicted", "expected_tpot_s"),
-        "GB/s": _plain("GB_s"),
-        "% read": _plain("read_share", factor=100.0),
-        "same": _same,
+        "GB/s": _figure_column("GB_s"),
+        "% read": _figure_column("read_share", factor=100.0),
+        "same": _same_tokens,
         "peak": _gib("peak", "decode"),
-        "steps": _plain("stepping"),
+        "steps": _figure_column("stepping"),
     },
     "prefill": {
         "search ms": _ms("search_s"),
@@ -90,25 +90,25 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "KV": _gib("kv_used", "total"),
         "above": _above,
         "layer K/V": _gib("layer_kv"),
-        "path": _plain("prefill_path"),
+        "path": _figure_column("prefill_path"),
     },
     "memory": {
         "TTFT ms": _ms("ttft_s"),
         "TPOT ms": _ms("tpot_s", "median"),
         "roof": _ms("predicted", "tpot_s"),
-        "tokens/s": _plain("tokens_per_s"),
+        "tokens/s": _figure_column("tokens_per_s"),
         "weights": _gib("weights"),
         "KV": _gib("kv_used", "total"),
         "peak dec": _gib("peak", "decode"),
-        "x": _plain("over_used"),
+        "x": _figure_column("over_used"),
         "peak pre": _gib("peak", "prefill"),
-        "steps": _plain("stepping"),
+        "steps": _figure_column("stepping"),
     },
 }
 HEAD = ("setting", "prompt", "B", "new")
 
 
-def line(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
+def point_cells(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
     """Return one line of the table, the figures of one measured point (prompt length and batch size), as cells.
 
     The first cells are the columns of :data:`HEAD`, the others those of ``COLUMNS[command]``. If the measurement
@@ -117,7 +117,7 @@ def line(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
     Among all records so far, `rows`, the one with the setting ``dynamic`` (transformers' DynamicCache) and the same
     prompt length and batch size supplies the columns that compare with stock transformers.
     """
-    start: list[object] = [row["setting"], short(row["prompt"]), row["batch"], row["new_tokens"]]
+    start: list[object] = [row["setting"], short_count(row["prompt"]), row["batch"], row["new_tokens"]]
     columns = COLUMNS[command]
     if row["status"] != "ok":
         return [*start, *[None] * (len(columns) - 1), failure(row)]
@@ -142,4 +142,4 @@ def table_of(rows: Sequence[Row], command: str) -> str:
     """
     grown = command == "memory"
     ordered = rows if grown else sorted(rows, key=lambda row: (row["prompt"], row["batch"]))
-    return table([*HEAD, *COLUMNS[command]], [line(row, command, rows) for row in ordered], len(HEAD))
+    return render_table([*HEAD, *COLUMNS[command]], [point_cells(row, command, rows) for row in ordered], len(HEAD))

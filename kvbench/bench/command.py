@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from kvbench.bench.choices import count, device, method_of, positive, rows, several
+from kvbench.bench.choices import method_of, nonnegative_number, positive, prefill_rows, several, valid_device
 from kvbench.config.setting import SYNTAX
 from kvbench.errors import KvbenchError
 from kvbench.models.spec import Weights
 from kvbench.parallel import launch
 from kvbench.tasks.efficiency import STOCK
-from kvbench.util.confdir import options, read_choice
+from kvbench.util.confdir import group_options, read_choice
 
 #: command -> description
 COMMANDS = {
@@ -28,26 +28,26 @@ COMMANDS = {
 }
 
 
-def preset(command: str) -> dict[str, Any]:
+def command_preset(command: str) -> dict[str, Any]:
     """Return the default options of ``tpot``, ``prefill`` or ``memory``: ``conf/dataset/efficiency/COMMAND.yaml``."""
-    data = read_choice(options("dataset")[f"efficiency/{command}"])
+    data = read_choice(group_options("dataset")[f"efficiency/{command}"])
     return {key: value for key, value in data.items() if key not in ("_target_", "name")}
 
 
-def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int]) -> None:
+def add_whole_models(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int]) -> None:
     """Add the subcommands ``tpot``, ``prefill`` and ``memory`` with their options to the bench's command line.
 
     `tokens` and `number` are argparse types for numbers of tokens, such as ``32k``, and for other counts.
     """
     for name, description in COMMANDS.items():
         parser = commands.add_parser(name, help=description)
-        _add_points(parser, preset(name), tokens, number)
+        _add_points(parser, command_preset(name), tokens, number)
         _add_steps(parser, name, number)
         _add_model(parser, number)
 
 
 def add_capacity(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int]) -> None:
-    """Add the subcommand ``capacity`` with its options to the bench's command line; arguments as for :func:`add`."""
+    """Add the subcommand ``capacity`` to the bench's command line; arguments as for :func:`add_whole_models`."""
     parser = commands.add_parser(
         "capacity", help="count the sequences that fit into a memory, by formula and by allocating their caches"
     )
@@ -82,7 +82,7 @@ def _add_points(
     add("--max-batch", type=number, default=default["max_batch"], help="largest batch that --grow tries")
     add(
         "--bisect",
-        type=count,
+        type=nonnegative_number,
         default=default["bisect"],
         help="number of batches to try between the largest that fits and the smallest that does not",
     )
@@ -100,7 +100,12 @@ def _add_points(
         default=default["repeats"],
         help=f"number of timed prefills (default: {default['repeats']})",
     )
-    add("--untimed", type=count, default=default["untimed"], help="number of untimed prefills before the timed ones")
+    add(
+        "--untimed",
+        type=nonnegative_number,
+        default=default["untimed"],
+        help="number of untimed prefills before the timed ones",
+    )
     add(
         "--fill",
         choices=["prefill", "random"],
@@ -109,7 +114,7 @@ def _add_points(
     )
     add(
         "--check",
-        type=count,
+        type=nonnegative_number,
         default=default["compare"],
         dest="compare",
         help="number of tokens to compare between captured and eager steps (0: none)",
@@ -135,7 +140,7 @@ def _add_steps(parser: argparse.ArgumentParser, command: str, number: Callable[[
     add("--profile", action="store_true", help="report the time of a captured step by kind of kernel")
     add(
         "--shuffle",
-        type=count,
+        type=nonnegative_number,
         metavar="SEED",
         help="measure the points of all settings in a random order, instead of setting by setting",
     )
@@ -174,15 +179,15 @@ def _add_model(parser: argparse.ArgumentParser, number: Callable[[str], int]) ->
     add("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     add(
         "--device",
-        type=device,
+        type=valid_device,
         default="cuda",
         help="cuda, cuda:N, or cpu to try out a command (its times mean little)",
     )
-    add("--seed", type=count, default=0)
+    add("--seed", type=nonnegative_number, default=0)
     add("--prefill-chunk", type=number, metavar="N", help="prompt tokens per forward pass")
     add(
         "--prefill-rows",
-        type=rows,
+        type=prefill_rows,
         default="auto",
         metavar="N",
         help="prompts per forward pass: auto (up to 16k tokens in total), all, or a number",
@@ -193,11 +198,11 @@ def _add_model(parser: argparse.ArgumentParser, number: Callable[[str], int]) ->
     add("--name", help="name of the JSON file (default: the command and the model)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_whole_models(args: argparse.Namespace) -> int:
     """Run ``tpot``, ``prefill`` or ``memory`` and return the process's exit status.
 
     The status is 2 if torchrun started several processes, or if there is no GPU and ``--device`` is not ``cpu``.
-    Otherwise it is that of :func:`kvbench.bench.points.run`.
+    Otherwise it is that of :func:`kvbench.bench.points.measure_points`.
     """
     try:
         for setting in args.settings:  # a slip is told at once, and on a machine without a GPU
@@ -221,15 +226,15 @@ def run(args: argparse.Namespace) -> int:
         from kvbench.bench import replicates
 
         try:
-            return replicates.run(args)
+            return replicates.run_replicates(args)
         except KvbenchError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
     if args.command == "capacity":
         from kvbench.bench import capacity
 
-        return capacity.run(args)
+        return capacity.run_capacity(args)
     args.new_tokens = args.new_tokens if args.steps is None else args.steps + 1
     from kvbench.bench import points
 
-    return points.run(args)
+    return points.measure_points(args)

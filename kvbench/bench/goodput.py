@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvbench.bench.choices import positive, short
+from kvbench.bench.choices import positive, short_count
 from kvbench.errors import ConfigError, DataError, KvbenchError
 from kvbench.results.goodput import Limits, Server, arrivals, goodput, simulate
 from kvbench.util import atomic
-from kvbench.util.table import table
+from kvbench.util.table import render_table
 
 SCHEMA = 1
 _HEAD = ("setting (simulated)", "prompt", "most", "rate", "goodput", "good %", "TTFT s", "TPOT ms")
@@ -28,8 +28,8 @@ NOTE = (
 )
 
 
-def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int]) -> None:
-    """Add the subcommand ``goodput`` to the bench's command line; see :func:`kvbench.bench.command.add`."""
+def add_goodput(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int]) -> None:
+    """Add the subcommand ``goodput`` to the command line; see :func:`kvbench.bench.command.add_whole_models`."""
     parser = commands.add_parser(
         "goodput",
         help="simulate requests over recorded step times: how many keep limits on TTFT and TPOT; needs no GPU",
@@ -48,7 +48,7 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
     parser.set_defaults(contexts=[])
 
 
-def run(args: argparse.Namespace) -> int:
+def run_goodput(args: argparse.Namespace) -> int:
     """Run the command and return the process's exit status: 0, or that of the error that ended it."""
     try:
         if args.ttft_ms is None and args.tpot_ms is None and args.e2el_ms is None:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
                 "--ttft-ms", None, "or another limit is needed, because goodput counts the requests within limits",
                 hint="--ttft-ms 2000 --tpot-ms 20",
             )  # fmt: skip
-        rows = [row for path in args.files for row in _rows(path, args)]
+        rows = [row for path in args.files for row in _goodput_rows(path, args)]
         content = {
             "schema": SCHEMA,
             "what": "python -m kvbench.bench goodput: simulated arrivals over recorded step times",
@@ -66,14 +66,14 @@ def run(args: argparse.Namespace) -> int:
         }
         try:
             args.out.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write(args.out, (json.dumps(content, indent=1) + "\n").encode())
+            atomic.replace_file(args.out, (json.dumps(content, indent=1) + "\n").encode())
         except OSError as error:
             reason = f"{args.out} cannot be written: {error}\n  hint: name another file with --out FILE"
             raise KvbenchError(reason) from error
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print(table(_HEAD, [_line(row) for row in rows], 2))
+    print(render_table(_HEAD, [_goodput_cells(row) for row in rows], 2))
     print(f"{NOTE}\n{args.out}")
     return 0
 
@@ -108,7 +108,7 @@ def servers(content: Mapping[str, Any]) -> Iterator[tuple[str, int, Server]]:
         yield setting, prompt, Server(smallest["ttft_s"] / smallest["batch"], steps, max(steps))
 
 
-def _rows(path: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _goodput_rows(path: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the simulated rows of one file, one for each setting, prompt length and rate."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -147,7 +147,7 @@ def _rows(path: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             }
 
 
-def _line(row: Mapping[str, Any]) -> Sequence[Any]:
+def _goodput_cells(row: Mapping[str, Any]) -> Sequence[Any]:
     cells = (row[key] for key in ("setting", "prompt", "most", "rate", "goodput"))
     setting, prompt, *others = cells
-    return [setting, short(prompt), *others, 100 * row["good"], row["ttft_s"], 1e3 * row["tpot_s"]]
+    return [setting, short_count(prompt), *others, 100 * row["good"], row["ttft_s"], 1e3 * row["tpot_s"]]

@@ -29,11 +29,11 @@ from kvbench.bench.shapes import (
     Point,
     layer_bytes,
     lengths,
-    point,
+    parse_point,
     resolved,
-    short,
+    short_count,
 )
-from kvbench.util.table import table
+from kvbench.util.table import render_table
 
 QUICK = ("7b:1:4k", "7b:1:32k", "7b:1:128k", "8b:1:32k", "8b:1:128k", "8b:1:128k:5", "tiny:1:4k")
 QUICK_FORMATS = ("int4_g128", "int4_g32", "int8", "int2_g128", "mix")
@@ -43,14 +43,14 @@ LONG = ("7b:1:32k", "7b:1:128k", "8b:1:32k", "8b:1:128k")
 QUICK_SECONDS = 150
 
 
-def points(args: argparse.Namespace) -> list[Point]:
+def kernel_points(args: argparse.Namespace) -> list[Point]:
     """Return the points (model, batch size, tokens, new tokens) at which to measure attention.
 
     They are the points of ``--points``, ``--production`` or ``--quick``, else all combinations of ``--models``,
     ``--batches``, ``--q-len`` and ``--contexts``.
     """
     if args.quick or args.points or args.production:
-        return [point(text) for text in args.points or (LONG if args.production else QUICK)]
+        return [parse_point(text) for text in args.points or (LONG if args.production else QUICK)]
     return [
         Point(model, batch, context, q_len)
         for model in args.models
@@ -60,7 +60,7 @@ def points(args: argparse.Namespace) -> list[Point]:
     ]
 
 
-def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work:
+def make_work(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work:
     """Create the input of a decode attention kernel: random keys and values of a layer in one of :data:`FORMATS`."""
     model, layer = MODELS[at.model], FORMATS[name]
     sides = []
@@ -87,7 +87,7 @@ def twin(work: Work) -> Work:
     return replace(work, phases=[(copied(key), copied(value)) for key, value in work.phases])
 
 
-def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[str, Any]:
+def measure_kernel(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[str, Any]:
     """Measure decode attention over one layer at one point, and return the figures as a row of the JSON file.
 
     They are the time, the bytes that the kernel must read, and its error relative to exact attention over the same
@@ -96,7 +96,7 @@ def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[s
     `path` is the kernel to use: ``cuda``, ``triton``, or ``auto`` for the fastest that serves the input.
     """
     dtype, model = getattr(torch, args.dtype), MODELS[at.model]
-    work = make(name, at, dtype)
+    work = make_work(name, at, dtype)
     query = torch.randn(at.batch, model.query_heads, at.q_len, model.channels, dtype=dtype, device="cuda")
     scaling = model.channels**-0.5
     served, module = fused.pick(query, work, path)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[s
         heads = slice(0, min(args.check_heads, model.heads))
         group = model.query_heads // model.heads
         out = module.attend(query, work, scaling)[:, :, : heads.stop * group]
-        row["error"] = synthetic.error(out, synthetic.exact(query, work, scaling, heads))
+        row["error"] = synthetic.relative_error(out, synthetic.dequantized_attention(query, work, scaling, heads))
     works = [work] + [twin(work) for _ in range(copies(size) - 1)]
     calls: list[Callable[[], Tensor]] = [lambda w=w: module.attend(query, w, scaling) for w in works]  # type: ignore[misc]
     timing = replayed(calls, args.seconds)
@@ -150,17 +150,17 @@ def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
     return total
 
 
-def run(args: argparse.Namespace) -> int:
+def run_kernel(args: argparse.Namespace) -> int:
     """Measure every point with every format, write the JSON file, print the table; return 1 if one failed, else 0."""
     began = time.perf_counter()
     if args.quick:
         args.seconds = min(args.seconds, 0.1)
     formats = args.formats or (PRODUCTION if args.production else QUICK_FORMATS if args.quick else DEFAULT)
     paths = ("cuda", "triton") if args.path == "both" else (args.path,)
-    jobs = [(at, name, path) for at in points(args) for name in formats for path in paths]
-    path = report.folder(args.out) / f"{args.name or 'kernel'}.json"
+    jobs = [(at, name, path) for at in kernel_points(args) for name in formats for path in paths]
+    path = report.result_folder(args.out) / f"{args.name or 'kernel'}.json"
     print(f"{torch.cuda.get_device_name(0)}: reading ...", flush=True)
-    reads = ceiling.measure(0.1 if args.quick else 0.3)
+    reads = ceiling.measure_ceiling(0.1 if args.quick else 0.3)
     print(f"plain reads: {reads.rate:.0f} GB/s ({reads.kernel})", flush=True)
     rows, known = [], dict[Point, dict[str, Time | str]]()
     skipped = 0
@@ -173,17 +173,17 @@ def run(args: argparse.Namespace) -> int:
         row: dict[str, Any] = {**asdict(at), "format": name, "path": wanted}
         try:
             if not args.no_baselines and at not in known:
-                known[at] = baselines.measure(at, getattr(torch, args.dtype), args.seconds)
+                known[at] = baselines.measure_sdpa(at, getattr(torch, args.dtype), args.seconds)
                 torch.cuda.empty_cache()
-            row = measure(name, at, wanted, args)
+            row = measure_kernel(name, at, wanted, args)
         except Exception as error:  # one kernel's failure must not lose the figures of the others
             row["failed"] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        best = baselines.best(known.get(at, {}))
+        best = baselines.fastest_backend(known.get(at, {}))
         row.update(best=best[0] if best else None, best_us=best[1] if best else None)
         if "us" in row:
             row.update(floor_us=reads.floor(row["bytes"]), ceiling_GB_s=reads.rate)
         rows.append(row)
-        print("  ".join(str(c) if not isinstance(c, float) else f"{c:.4g}" for c in line(row)), flush=True)
+        print("  ".join(str(c) if not isinstance(c, float) else f"{c:.4g}" for c in kernel_cells(row)), flush=True)
         if "failed" in row and not report.healthy():
             rows += rest(args, number + 1)  # this process can no longer use CUDA; a new one continues
             break
@@ -196,7 +196,7 @@ def run(args: argparse.Namespace) -> int:
         for at, timings in known.items()
     }
     content = {"ceiling": reads.as_dict(), "dtype": args.dtype, "baselines": seen, "rows": rows}
-    report.write(path, {"what": "decode attention, one layer, whole operation", **report.machine(), **content})
+    report.write_json(path, {"what": "decode attention, one layer, whole operation", **report.machine(), **content})
     if not args.skip:
         finish(rows, skipped, path, time.perf_counter() - began)
     return int(any("failed" in row for row in rows))
@@ -259,9 +259,9 @@ def per_byte(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
     return float(row["us"] / row["bytes"] / (bases[0]["us"] / bases[0]["bytes"]))
 
 
-def line(row: dict[str, Any]) -> list[object]:
+def kernel_cells(row: dict[str, Any]) -> list[object]:
     """Return one line of the table as cells; the last is the numerical error, or why the measurement failed."""
-    start = [row["model"], row["batch"], short(row["context"]), row["q_len"], row["format"], row.get("path", "-")]
+    start = [row["model"], row["batch"], short_count(row["context"]), row["q_len"], row["format"], row.get("path", "-")]
     best, best_us = row.get("best"), row.get("best_us")
     if "us" not in row:
         return [*start, None, None, None, None, None, None, best, best_us, None, row["failed"]]
@@ -276,7 +276,7 @@ def line(row: dict[str, Any]) -> list[object]:
 
 def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float) -> None:
     """Print the table and notes that explain it; `skipped` measurements were left out to limit the time."""
-    print("\n" + table(HEAD, [line(row) for row in rows], HEAD.index("us")))
+    print("\n" + render_table(HEAD, [kernel_cells(row) for row in rows], HEAD.index("us")))
     for row in rows:
         if row.get("expected_us"):
             more = 100 * (row["us"] / row["expected_us"] - 1)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.bench.choices import short
+from kvbench.bench.choices import short_count
 from kvbench.errors import KvbenchError
-from kvbench.results.replicates import fold, load
+from kvbench.results.replicates import fold_replicates, load_replicates
 from kvbench.util import atomic
-from kvbench.util.table import table
+from kvbench.util.table import render_table
 
 #: version of the JSON file's format
 SCHEMA = 1
@@ -21,7 +21,7 @@ _POINTS = ("setting", "prompt", "B", "TPOT ms", "CV %", "S", "S_cache", "r_nom",
 _FITS = ("setting", "B", "ns/token", "from ms", "R2", "break-even", "GB/s of KV", "c0 ms")
 
 
-def add(commands: Any) -> None:
+def add_latency(commands: Any) -> None:
     """Add the subcommand ``latency`` to the bench's command line."""
     parser = commands.add_parser(
         "latency", help="fold points of several processes: medians, spread, time as a line over length; needs no GPU"
@@ -31,16 +31,16 @@ def add(commands: Any) -> None:
     parser.set_defaults(contexts=[])
 
 
-def run(args: argparse.Namespace) -> int:
+def run_latency(args: argparse.Namespace) -> int:
     """Run the command and return the process's exit status: that of the error if there is one, else 0."""
     try:
-        return write(args.files, args.out, " ".join(args.argv))
+        return write_fold(args.files, args.out, " ".join(args.argv))
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
 
 
-def write(files: Sequence[Path], out: Path, command: str) -> int:
+def write_fold(files: Sequence[Path], out: Path, command: str) -> int:
     """Fold the files of several processes, write the result, print its tables and return the exit status, 0.
 
     `files` are those of ``kvbench.bench tpot``, one for each process; `command` is the command line to record.
@@ -48,9 +48,9 @@ def write(files: Sequence[Path], out: Path, command: str) -> int:
     Raises:
         KvbenchError: a file cannot be read or written, or the files do not belong together.
     """
-    contents = load(files)
+    contents = load_replicates(files)
     about = {key: contents[0].get(key) for key in contents[0] if key not in ("rows", "machine", "shuffle", "command")}
-    result = fold(contents)
+    result = fold_replicates(contents)
     content: dict[str, Any] = {
         **about,
         "schema": SCHEMA,
@@ -63,19 +63,19 @@ def write(files: Sequence[Path], out: Path, command: str) -> int:
     }
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(out, (json.dumps(content, indent=1) + "\n").encode())
+        atomic.replace_file(out, (json.dumps(content, indent=1) + "\n").encode())
     except OSError as error:
         raise KvbenchError(f"{out} cannot be written: {error}\n  hint: name another file with --out FILE") from error
-    print(tables(result))
+    print(fold_tables(result))
     print(f"{out} ({len(files)} processes)")
     return 0
 
 
-def tables(result: dict[str, Any]) -> str:
+def fold_tables(result: dict[str, Any]) -> str:
     """Return the tables of folded points and of the lines fitted to them as text."""
-    points = [_point(point) for point in result["points"]]
+    points = [_latency_cells(point) for point in result["points"]]
     fits = [_fit(row) for row in result["fits"]]
-    return "\n".join([table(_POINTS, points, 3), *([table(_FITS, fits, 2)] if fits else []), NOTE])
+    return "\n".join([render_table(_POINTS, points, 3), *([render_table(_FITS, fits, 2)] if fits else []), NOTE])
 
 
 NOTE = (
@@ -85,8 +85,8 @@ NOTE = (
 )
 
 
-def _point(point: dict[str, Any]) -> list[Any]:
-    start = [point["setting"], short(point["prompt"]), point["batch"]]
+def _latency_cells(point: dict[str, Any]) -> list[Any]:
+    start = [point["setting"], short_count(point["prompt"]), point["batch"]]
     if point["status"] != "ok":
         return [*start, "oom", *[None] * (len(_POINTS) - 4)]
     cv = "-" if point["cv"] is None else f"{100 * point['cv']:.2f}{'*' if point['unstable'] else ''}"

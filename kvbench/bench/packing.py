@@ -19,7 +19,7 @@ from kvbench.cache.segments import packed
 from kvbench.cache.segments.base import Side
 from kvbench.cache.segments.layout import TILE
 from kvbench.cache.segments.packed import PackedSegment
-from kvbench.cache.watch import Watch, words
+from kvbench.cache.watch import Watch, uncached_message
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.quantizers.engine.build import build as engine_quantizer
@@ -60,7 +60,7 @@ def empty(format: str, side: Side, at: Point, dtype: torch.dtype, capacity: int)
         quantizer=quantizer(format, side, model.channels), side=side, capacity=capacity,
     )  # fmt: skip
     watch = Watch(segment.device)
-    segment.watch = (watch, watch.tag(words))
+    segment.watch = (watch, watch.tag(uncached_message))
     return segment
 
 
@@ -199,7 +199,7 @@ def hqq(bits: int) -> Callable[[Tensor], object]:
     return lambda x: Quantizer.quantize(x, axis=1, device=x.device, compute_dtype=x.dtype, nbits=bits, group_size=64)
 
 
-def flushes(format: str) -> list[tuple[str, Side, int]]:
+def timed_flushes(format: str) -> list[tuple[str, Side, int]]:
     """Return the flushes to time. A flush packs, in one go, the tokens that leave a method's full-precision window.
 
     They are 128 keys; 64 keys (LogQuant, W = 64), if the format's groups have at most 64 tokens; and one value (KIVI).

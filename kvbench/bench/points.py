@@ -16,32 +16,32 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.bench import report
-from kvbench.bench.columns import NOTES, line, table_of
+from kvbench.bench.columns import NOTES, point_cells, table_of
 from kvbench.bench.models import check_lengths, model_config
 from kvbench.cache.options import Options
 from kvbench.config.run_config import RuntimeConfig
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.measure.meter import How, Meter
 from kvbench.measure.stock import SHOWN
 from kvbench.methods.base import Method
-from kvbench.models.load import load, resolve_device
+from kvbench.models.load import load_model, resolve_device
 from kvbench.profiling.device import limited
 from kvbench.profiling.energy import Counter, idle_power
-from kvbench.profiling.machine import state
+from kvbench.profiling.machine import machine_state
 from kvbench.profiling.memory import release
 from kvbench.tasks.efficiency import Efficiency
 from kvbench.tasks.work import MeasurePoint
 from kvbench.util.failures import bytes_asked, is_out_of_memory
 from kvbench.util.requirements import check_writable
 
-__all__ = ["Bench", "model_config", "run"]
+__all__ = ["PointsBench", "measure_points", "model_config"]
 
 #: version of the JSON file's format; since 2 rows are records of points
 SCHEMA = 2
 
 
-class Bench:
+class PointsBench:
     """One run of ``tpot``, ``prefill`` or ``memory``: the loaded model, the settings to measure, the results so far.
 
     A result is a row: the figures of one setting at one point (prompt length and batch size).
@@ -52,11 +52,11 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.began = args, time.perf_counter()
-        self.path = report.folder(args.out) / f"{args.name or f'{args.command}_{Path(args.model).name}'}.json"
+        self.path = report.result_folder(args.out) / f"{args.name or f'{args.command}_{Path(args.model).name}'}.json"
         check_writable(str(self.path.parent), "--out")
         if args.shuffle is not None and (args.grow or not args.batches):
             raise ConfigError("--shuffle", args.shuffle, "needs fixed batch sizes", hint="give them with --batches 1 8")
-        self.methods = [(setting, setting.load()) for setting in map(parse, args.settings)]
+        self.methods = [(setting, setting.load()) for setting in map(parse_setting, args.settings)]
         self.grid = Efficiency(
             prompts=tuple(args.contexts),
             batches="grow" if args.grow or not args.batches else tuple(args.batches),
@@ -69,7 +69,7 @@ class Bench:
             method.ready()  # fail early if an encoder is unavailable
         idle_w = idle_power(Counter.of(resolve_device(args.device)), args.idle) if args.idle else None
         try:
-            self.loaded: Any = load(config, RuntimeConfig(device=args.device, seed=args.seed))
+            self.loaded: Any = load_model(config, RuntimeConfig(device=args.device, seed=args.seed))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -84,7 +84,7 @@ class Bench:
         self.rows: list[Row] = []
         self.extra: dict[str, Any] = {
             "shuffle": args.shuffle,
-            "machine": {"before": state(self.device), "idle_W": idle_w},
+            "machine": {"before": machine_state(self.device), "idle_W": idle_w},
         }
         check_lengths(self.loaded, max(args.contexts), args)
         self.read_rate = self._ceiling() if args.ceiling and self.device.type == "cuda" else None
@@ -93,7 +93,7 @@ class Bench:
         """Measure plain reads, record them for the JSON file, and return their bandwidth in GB/s."""
         from kvbench.bench import ceiling
 
-        reads = ceiling.measure()
+        reads = ceiling.measure_ceiling()
         self.extra["ceiling"] = reads.as_dict()
         release(self.device)
         return reads.rate
@@ -217,7 +217,7 @@ class Bench:
         """Add the figures of a measured point to the results, rewrite the JSON file and print them as a line."""
         self.rows.append(row)
         self.write()
-        cells = [cell for cell in line(row, self.args.command, self.rows) if cell is not None]
+        cells = [cell for cell in point_cells(row, self.args.command, self.rows) if cell is not None]
         print("  ".join(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells), flush=True)
 
     def write(self) -> None:
@@ -235,7 +235,7 @@ class Bench:
             "rows": self.rows,
         }
         try:
-            report.write(self.path, content)
+            report.write_json(self.path, content)
         except OSError as error:
             raise KvbenchError(
                 f"{self.path} cannot be written: {error}\n  hint: name another folder with --out FOLDER"
@@ -246,7 +246,7 @@ class Bench:
 
         The status is 1 if the measurement of a point failed for a reason other than lack of memory, else 0.
         """
-        self.extra["machine"]["after"] = state(self.device)
+        self.extra["machine"]["after"] = machine_state(self.device)
         self.write()
         print("\n" + table_of(self.rows, self.args.command))
         print(NOTES[self.args.command])
@@ -254,7 +254,7 @@ class Bench:
         return int(any(row["status"] == "failed" for row in self.rows))
 
 
-def run(args: argparse.Namespace) -> int:
+def measure_points(args: argparse.Namespace) -> int:
     """Run ``tpot``, ``prefill`` or ``memory`` within the limit of ``--memory-limit-gb``, and return the exit status.
 
     The status is 0 on success, 1 if the measurement of a point failed for a reason other than lack of memory, or the
@@ -270,7 +270,7 @@ def run(args: argparse.Namespace) -> int:
                     flush=True,
                 )
             try:
-                bench = Bench(args)
+                bench = PointsBench(args)
                 bench.measure()
                 return bench.finish()
             finally:

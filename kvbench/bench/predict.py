@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.bench import choices, predict_bytes
-from kvbench.bench.choices import duration, method_of, number, numbers_of, positive, share, tokens
+from kvbench.bench.choices import duration, method_of, numbers_of, positive, positive_number, share, tokens
 from kvbench.bench.prediction import Case, Row
 from kvbench.bench.prediction import draft_weights as draft_weights
 from kvbench.errors import ConfigError, KvbenchError
@@ -23,7 +23,7 @@ from kvbench.profiling.gpus import GPUS, Gpu, gpu_named, own_gpu
 from kvbench.profiling.roofline import KERNELS, Shape
 from kvbench.util import atomic
 from kvbench.util.requirements import check_writable
-from kvbench.util.table import table
+from kvbench.util.table import render_table
 
 
 def add_parser(commands: Any) -> None:
@@ -56,7 +56,7 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="prompt lengths in tokens",
     )
-    add("--batches", nargs="+", type=number, default=[1], metavar="B")
+    add("--batches", nargs="+", type=positive_number, default=[1], metavar="B")
     add("--gpu", nargs="+", default=["h200"], help=f"GPUs: {', '.join(GPUS)}")
     add(
         "--bandwidth-TBs",
@@ -67,7 +67,7 @@ def add_parser(commands: Any) -> None:
     add("--memory-gb", type=positive, help="memory in GiB of the described GPU, or of the GPUs of --gpu")
     add(
         "--new-tokens",
-        type=number,
+        type=positive_number,
         default=1,
         help="tokens to generate; TPOT is that of the middle token, and tok/s includes the prefill",
     )
@@ -80,7 +80,7 @@ def add_parser(commands: Any) -> None:
     )
     add(
         "--weight-group",
-        type=number,
+        type=positive_number,
         default=128,
         help="number of weights that share a scale and a zero point (below 16 bits)",
     )
@@ -100,7 +100,7 @@ def add_parser(commands: Any) -> None:
     add("--prefill-chunk", type=tokens, metavar="N", help="prompt tokens per forward pass (default: all)")
     add(
         "--prefill-rows",
-        type=choices.rows,
+        type=choices.prefill_rows,
         default="auto",
         metavar="N",
         help="prompts per forward pass: auto (up to 16k tokens in total), all, or a number",
@@ -159,11 +159,13 @@ def byte_rows(args: argparse.Namespace) -> list[predict_bytes.BytesRow]:
         numbers = numbers_of(name)
         if predict_bytes.outside_the_roofline(numbers):
             methods = {text: method_of(text) for text in args.methods}
-            lines += predict_bytes.rows(name, numbers, methods, args.contexts, args.batches, args.new_tokens)
+            lines += predict_bytes.predict_byte_rows(
+                name, numbers, methods, args.contexts, args.batches, args.new_tokens
+            )
     return lines
 
 
-def rows(args: argparse.Namespace) -> list[Row]:
+def predict_times(args: argparse.Namespace) -> list[Row]:
     """Predict times and memory for each combination of model, GPU, context, batch and method, and return the rows.
 
     Models that the roofline does not describe are left out.
@@ -192,20 +194,24 @@ def rows(args: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def run(args: argparse.Namespace) -> int:
+def run_predict(args: argparse.Namespace) -> int:
     """Print predicted times and memory, with ``--out`` also into a JSON file; return 0, or 2 for an error."""
     try:
         if args.out is not None:
             check_writable(str(args.out), "--out")
-        lines, only_bytes = rows(args), byte_rows(args)
-        print("\n\n".join([shown(lines, args)] * bool(lines) + [predict_bytes.shown(only_bytes)] * bool(only_bytes)))
+        lines, only_bytes = predict_times(args), byte_rows(args)
+        print(
+            "\n\n".join(
+                [times_table(lines, args)] * bool(lines) + [predict_bytes.bytes_table(only_bytes)] * bool(only_bytes)
+            )
+        )
         if args.out is not None:
             path = args.out / f"{args.name or 'predict'}.json"
             gpus = {gpu.name: {**asdict(gpu), "read": gpu.read, "matmul": gpu.matmul} for gpu in gpus_of(args)}
             content = {"argv": args.argv, "gpus": gpus, "rows": [asdict(row) for row in lines]}
             content |= {"bytes": [asdict(row) for row in only_bytes]} if only_bytes else {}
             path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write(path, (json.dumps(content, indent=1) + "\n").encode())
+            atomic.replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
             print(f"\n{path}")
     except (KvbenchError, OSError) as error:
         print(error, file=sys.stderr)
@@ -213,7 +219,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def shown(rows: list[Row], args: argparse.Namespace) -> str:
+def times_table(rows: list[Row], args: argparse.Namespace) -> str:
     """Format predictions as a table, followed by notes on its columns."""
     head = [
         "model",
@@ -252,4 +258,4 @@ def shown(rows: list[Row], args: argparse.Namespace) -> str:
             "Speculation: TPOT = (gamma * draft + verification) / E with an acceptance of "
             f"{args.acceptance:g} for each token; KV time % and bound refer to the verification."
         )
-    return "\n".join([table(head, lines, head.index("TTFT s")), "", *notes])
+    return "\n".join([render_table(head, lines, head.index("TTFT s")), "", *notes])

@@ -18,7 +18,7 @@ from kvbench.methods.load import load_method
 from kvbench.models.layer_types import ATTENDING, layer_types, state_bytes
 from kvbench.models.served import unserved
 from kvbench.profiling.shape import OTHERS, sliding_windows
-from kvbench.util.table import size, table
+from kvbench.util.table import render_table, size
 
 #: bytes per element of keys and values in full precision
 WIDTH = 2
@@ -124,7 +124,7 @@ def outside_the_roofline(numbers: Mapping[str, Any]) -> bool:
     return any(numbers.get(name) or (isinstance(text, Mapping) and text.get(name)) for name in OTHERS)
 
 
-def rows(
+def predict_byte_rows(
     model: str,
     numbers: Mapping[str, Any],
     methods: Mapping[str, Method],
@@ -161,7 +161,7 @@ def rows(
     return lines
 
 
-def shown(lines: Sequence[BytesRow]) -> str:
+def bytes_table(lines: Sequence[BytesRow]) -> str:
     """Format predictions as a table, followed by a note on what is missing and why."""
     head = ["model", "method", "B", "prompt", "keys and values", "state", "of fp16, %"]
     body = [
@@ -172,4 +172,4 @@ def shown(lines: Sequence[BytesRow]) -> str:
         "Bytes only: the roofline's formulas for weights and times do not hold for mixtures of experts and hybrids.\n"
         "state: linear attention, Mamba and convolutions, which no method packs; the share of fp16 includes it."
     )
-    return "\n".join([table(head, body, head.index("B")), "", note])
+    return "\n".join([render_table(head, body, head.index("B")), "", note])

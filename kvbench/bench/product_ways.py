@@ -41,7 +41,7 @@ class Way:
 def half_precision(weights: list[Tensor], compiled: bool = False) -> Iterator[Way]:
     """Yield the implementations for 16-bit weights ``[channels, columns]``, if `compiled` torch.compile's too."""
     size = weights[0].numel() * weights[0].element_size()
-    yield Way("kvbench", 16, matvec.launch, weights, size, OURS)
+    yield Way("kvbench", 16, matvec.launch_matvec, weights, size, OURS)
     yield Way("torch (library)", 16, nn.functional.linear, weights, size)
     if compiled:
         tuned = torch.compile(

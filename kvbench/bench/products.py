@@ -19,7 +19,7 @@ from kvbench.bench.product_ways import Way
 from kvbench.errors import KvbenchError
 from kvbench.linear import int4
 from kvbench.profiling.roofline import Shape
-from kvbench.util.table import table
+from kvbench.util.table import render_table
 
 HEAD = ("model", "product", "channels", "columns", "rows", "bits", "by", "us", "+-%", "GB/s", "% read", "error")
 #: input channels of a 4-bit matrix that share a scale
@@ -42,7 +42,7 @@ def products(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 @torch.inference_mode()
-def run(args: argparse.Namespace) -> int:
+def run_products(args: argparse.Namespace) -> int:
     """Time the products of every model, write the JSON file and print the table.
 
     The exit status is 0 on success, 1 if a measurement failed, and 2 if a model is unknown.
@@ -53,23 +53,26 @@ def run(args: argparse.Namespace) -> int:
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    reads = ceiling.measure(0.1 if args.quick else 0.3)
+    reads = ceiling.measure_ceiling(0.1 if args.quick else 0.3)
     name = torch.cuda.get_device_name(0)
     print(f"{name}, {args.dtype}: plain reads {reads.rate:.0f} GB/s ({reads.kernel})", flush=True)
-    path = report.folder(args.out) / f"{args.name or 'products'}.json"
+    path = report.result_folder(args.out) / f"{args.name or 'products'}.json"
     start = {"what": "products of a few rows with a weight matrix", **report.machine(), "ceiling": reads.as_dict()}
     rows: list[dict[str, Any]] = []
     for model, shape in shapes.items():
         for what, (channels, columns) in products(shape).items():
             row = {"model": model, "product": what, "channels": channels, "columns": columns}
             rows += [row | figures for figures in compared(channels, columns, args)]
-            report.write(path, {**start, "dtype": args.dtype, "rows": rows})
+            report.write_json(path, {**start, "dtype": args.dtype, "rows": rows})
             torch.cuda.empty_cache()
     steps = [step for model, shape in shapes.items() for step in whole_steps(model, shape, rows)]
-    report.write(path, {**start, "dtype": args.dtype, "rows": rows, "steps": steps})
-    print("\n" + table(HEAD, [line(row, reads.rate) for row in rows], HEAD.index("us")))
+    report.write_json(path, {**start, "dtype": args.dtype, "rows": rows, "steps": steps})
+    print("\n" + render_table(HEAD, [product_cells(row, reads.rate) for row in rows], HEAD.index("us")))
     steps_head = ("model", "rows", "bits", "by", "ms of a step")
-    print("\n" + table(steps_head, [[step[key] for key in ("model", "rows", "bits", "by", "ms")] for step in steps], 4))
+    print(
+        "\n"
+        + render_table(steps_head, [[step[key] for key in ("model", "rows", "bits", "by", "ms")] for step in steps], 4)
+    )
     print(
         "us: median time of a captured product, each with a different matrix; error: root mean square, relative to the "
         f"output; ms of a step: all products of all layers and the head\n{path}"
@@ -92,7 +95,7 @@ def compared(channels: int, columns: int, args: argparse.Namespace) -> list[dict
             for way in ways:
                 for count in args.rows:
                     x = product_ways.random_matrix(count, columns, dtype, 99, 1.0)
-                    row = {"rows": count, "bits": bits, "by": way.by, **measured(way, x, exact, args.seconds)}
+                    row = {"rows": count, "bits": bits, "by": way.by, **measure_product(way, x, exact, args.seconds)}
                     rows.append(row)
                     label = f"{channels} x {columns}, {bits} bits, {count} rows, {way.by}"
                     print(f"{label}: {row.get('us') or row['failed']}", flush=True)
@@ -114,7 +117,7 @@ def prepared(
     return product_ways.four_bits(packed), int4.dequantized(packed[0], torch.float32)
 
 
-def measured(way: Way, x: Tensor, exact: Tensor, seconds: float) -> dict[str, Any]:
+def measure_product(way: Way, x: Tensor, exact: Tensor, seconds: float) -> dict[str, Any]:
     """Check and time one implementation of a product, given an input and the first of its matrices in fp32.
 
     Returns:
@@ -156,7 +159,7 @@ def whole_steps(model: str, shape: Shape, rows: Iterable[dict[str, Any]]) -> lis
     ]
 
 
-def line(row: dict[str, Any], rate: float) -> list[object]:
+def product_cells(row: dict[str, Any], rate: float) -> list[object]:
     """Return one line of the table as cells; `rate` is the bandwidth of plain reads, GB/s."""
     start = [row[key] for key in HEAD[:7]]
     if "us" not in row:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from kvbench.cache import Prompts
 from kvbench.decoding.autoregressive import capture
 from kvbench.decoding.sampling import Sampling
-from kvbench.measure.random_fill import place
+from kvbench.measure.random_fill import fill_randomly
 from kvbench.methods.base import Method
 
 #: kinds of kernels, and patterns of kernel names; the first that matches counts
@@ -19,7 +19,7 @@ KINDS = (
     ("attention", r"^decode$|^decode_|merge"),
     ("pack", r"pack_tiles|pack_layers|pack_windows"),
     ("append", r"^write$|^write_"),
-    ("linear", r"^product$|gemm|gemv|nvjet|cutlass|splitK|cublas|int4|triton_.*_mm_"),
+    ("linear", r"^product$|^matvec_product$|gemm|gemv|nvjet|cutlass|splitK|cublas|int4|triton_.*_mm_"),
     ("copies", r"^Mem(cpy|set)|direct_copy"),
 )
 #: number of profiled steps
@@ -46,15 +46,15 @@ def profile(
 
     Returns:
         All times are milliseconds per step. ``step_ms``: elapsed time, under the profiler. ``busy_ms``: sum over all
-        kernels. ``ms``: sum for each kind of kernel (:func:`kind`). ``kernels``: name, time and number of calls of the
-        twelve kernels that take longest.
+        kernels. ``ms``: sum for each kind of kernel (:func:`kernel_kind`). ``kernels``: name, time and number of calls
+        of the twelve kernels that take longest.
 
     Raises:
         NotCaptured: the step cannot be captured as a CUDA graph.
     """
     device = model.get_input_embeddings().weight.device
     cache = method.new_cache(model, prompts, max_length=context + 2 * STEPS + 8)
-    place(model, cache, batch, context, seed)
+    fill_randomly(model, cache, batch, context, seed)
     token = torch.full((batch,), 3, device=device)
     lengths = torch.full((batch,), context, device=device)
     captured = capture(model, cache, token, lengths, Sampling(), [], 2 * STEPS + 4, compile)
@@ -85,7 +85,7 @@ def summed(times: dict[str, list[float]]) -> dict[str, Any]:
     """
     by_kind: dict[str, float] = {}
     for name, seconds in times.items():
-        by_kind[kind(name)] = by_kind.get(kind(name), 0.0) + sum(seconds)
+        by_kind[kernel_kind(name)] = by_kind.get(kernel_kind(name), 0.0) + sum(seconds)
     longest = sorted(times, key=lambda name: -sum(times[name]))[:12]
     return {
         "busy_ms": round(sum(by_kind.values()), 4),
@@ -97,6 +97,6 @@ def summed(times: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def kind(name: str) -> str:
+def kernel_kind(name: str) -> str:
     """Return the kind of a CUDA kernel (:data:`KINDS`), or ``elementwise`` (norms, activations, RoPE, ...)."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name)), "elementwise")

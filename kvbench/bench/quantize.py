@@ -11,9 +11,9 @@ import torch
 
 from kvbench.bench import ceiling, report
 from kvbench.bench.clock import Time, eager, replayed
-from kvbench.bench.packing import both, equal, flushes, measure_flush, others, torchs_way, traffic, warps
-from kvbench.bench.shapes import Point, short
-from kvbench.util.table import table
+from kvbench.bench.packing import both, equal, measure_flush, others, timed_flushes, torchs_way, traffic, warps
+from kvbench.bench.shapes import Point, short_count
+from kvbench.util.table import render_table
 
 DEFAULT = ("int4_g128", "int4_g32", "int2_g32", "int8", "atom4")
 QUICK_FORMATS = ("int4_g128", "int4_g32", "int8")
@@ -21,8 +21,8 @@ HEAD = ("model", "tokens", "format", "what", "us", "+-%", "GB/s", "% read", "sam
 FLUSH = ("model", "tokens held", "format", "flush", "GPU us", "called us", "torch us")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Time the packing of whole layers and of flushes (:func:`flushes`), write the JSON file and print two tables.
+def run_quantize(args: argparse.Namespace) -> int:
+    """Time the packing of whole layers and of :func:`timed_flushes`, write the JSON file and print two tables.
 
     The exit status is 1 if a measurement of kvbench's kernel failed or its result differs from torch's, else 0.
     """
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if args.quick:
         args.seconds, args.contexts = min(args.seconds, 0.1), [4096, 32768]
     formats = args.formats or (QUICK_FORMATS if args.quick else DEFAULT)
-    reads = ceiling.measure(0.1 if args.quick else 0.3)
+    reads = ceiling.measure_ceiling(0.1 if args.quick else 0.3)
     print(
         f"{torch.cuda.get_device_name(0)}, {args.dtype}: plain reads {reads.rate:.0f} GB/s ({reads.kernel})", flush=True
     )
@@ -52,12 +52,12 @@ def run(args: argparse.Namespace) -> int:
     flushed = list(flush_rows(args, formats, dtype))
     for row in rows:
         row.setdefault("ceiling_GB_s", reads.rate)
-    path = report.folder(args.out) / f"{args.name or 'quantize'}.json"
+    path = report.result_folder(args.out) / f"{args.name or 'quantize'}.json"
     content = {"ceiling": reads.as_dict(), "dtype": args.dtype, "rows": rows, "flushes": flushed}
-    report.write(path, {"what": "quantize and pack keys and values of one layer", **report.machine(), **content})
-    print("\n" + table(HEAD, [line(row, reads.rate) for row in rows], HEAD.index("us")))
+    report.write_json(path, {"what": "quantize and pack keys and values of one layer", **report.machine(), **content})
+    print("\n" + render_table(HEAD, [quantize_cells(row, reads.rate) for row in rows], HEAD.index("us")))
     flushes = [[shown for key, shown in row.items() if key != "failed"] for row in flushed]
-    print("\n" + table(FLUSH, flushes, FLUSH.index("GPU us")))
+    print("\n" + render_table(FLUSH, flushes, FLUSH.index("GPU us")))
     print(f"us: median time for keys and values of one layer together; GB/s: bytes read and written per second\n{path}")
     mine = [row for row in rows if "same" in row] + flushed
     return int(any("failed" in row or row.get("same", True) is not True for row in mine))
@@ -101,9 +101,9 @@ def row_of(
     return row
 
 
-def line(row: dict[str, Any], rate: float) -> list[object]:
+def quantize_cells(row: dict[str, Any], rate: float) -> list[object]:
     """Return one line of the table as cells; `rate` is the bandwidth of plain reads, GB/s."""
-    start = [row["model"], short(row["context"]), row["format"], row["what"]]
+    start = [row["model"], short_count(row["context"]), row["format"], row["what"]]
     if "us" not in row:
         return [*start, None, None, None, None, row["failed"]]
     speed = row["bytes"] / row["us"] / 1e3 if row["bytes"] else None
@@ -113,10 +113,10 @@ def line(row: dict[str, Any], rate: float) -> list[object]:
 
 
 def flush_rows(args: argparse.Namespace, formats: tuple[str, ...], dtype: torch.dtype) -> Iterator[dict[str, Any]]:
-    """Time each flush (:func:`flushes`) of the first model in each format at each length, and yield a row for each."""
+    """Time each of :func:`timed_flushes` of the first model in each format at each length, and yield a row for each."""
     model = args.models[0]
     for format in formats:
-        for name, side, count in flushes(format):
+        for name, side, count in timed_flushes(format):
             for context in args.contexts:
                 at = Point(model, 1, context)
                 row: dict[str, Any] = {"model": model, "context": context, "format": format, "flush": name}

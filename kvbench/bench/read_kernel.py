@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @triton.jit
-def _read(x, sink, count, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
+def _read_kernel(x, sink, count, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
     """Reduce a buffer by OR; the result is stored only if it has one value that never occurs, so nothing is written."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     bits = tl.zeros((BLOCK,), tl.int32)
@@ -23,7 +23,7 @@ def _read(x, sink, count, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
         tl.store(sink + tl.program_id(0), 1)
 
 
-def read(x: Tensor, sink: Tensor) -> None:
+def read_buffer(x: Tensor, sink: Tensor) -> None:
     """Read every element of a buffer and discard it, to measure the bandwidth.
 
     Args:
@@ -33,4 +33,4 @@ def read(x: Tensor, sink: Tensor) -> None:
     """
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     programs = min(x.numel() // 8192, processors * 8)
-    _read[(programs,)](x, sink, x.numel(), 2048, 4, num_warps=8)
+    _read_kernel[(programs,)](x, sink, x.numel(), 2048, 4, num_warps=8)

@@ -15,7 +15,7 @@ from kvbench.bench import latency, report
 from kvbench.errors import ConfigError
 
 
-def run(args: argparse.Namespace) -> int:
+def run_replicates(args: argparse.Namespace) -> int:
     """Run the processes of ``--processes`` and fold their files; return the exit status.
 
     The status is that of the first process that failed, or 1 if it was ended by a signal.
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
             "--processes", args.processes, "needs fixed batch sizes, because processes measure the same points",
             hint="give them with --batches 1 8",
         )  # fmt: skip
-    folder, name = report.folder(args.out), args.name or f"{args.command}_{Path(args.model).name}"
+    folder, name = report.result_folder(args.out), args.name or f"{args.command}_{Path(args.model).name}"
     first = 0 if args.shuffle is None else args.shuffle
     files = []
     for number in range(args.processes):
@@ -39,4 +39,4 @@ def run(args: argparse.Namespace) -> int:
         if status:
             return max(status, 1)
         files.append(folder / f"{name}.{number + 1}.json")
-    return latency.write(files, folder / f"{name}.json", " ".join(args.argv))
+    return latency.write_fold(files, folder / f"{name}.json", " ".join(args.argv))

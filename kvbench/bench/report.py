@@ -22,7 +22,7 @@ PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "cuda-b
 def machine() -> dict[str, Any]:
     """Describe this machine for the JSON file: device, driver, package versions, git commit and date, by name."""
     return {
-        **device(),
+        **describe_device(),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES if version(name)},
@@ -31,7 +31,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def device() -> dict[str, Any]:
+def describe_device() -> dict[str, Any]:
     """Describe the first GPU: its name, multiprocessors, memory, L2 cache and driver; without a GPU the CPU's name."""
     if not torch.cuda.is_available():
         from kvbench.results.environment import cpu_name
@@ -72,7 +72,7 @@ def commit() -> str | None:
     return found()
 
 
-def folder(out: Path | None) -> Path:
+def result_folder(out: Path | None) -> Path:
     """Return the folder for the JSON file: `out`, or if that is None, one named after the device (``results/h200``)."""
     if out is not None:
         return out
@@ -82,10 +82,10 @@ def folder(out: Path | None) -> Path:
     return Path("results") / name
 
 
-def write(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically, and create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(path, (json.dumps(content, indent=1) + "\n").encode())
+    atomic.replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def healthy() -> bool:

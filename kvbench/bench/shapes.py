@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kvbench.attention.phases import Format, pairs_of_row
-from kvbench.bench.choices import short
+from kvbench.bench.choices import short_count
 from kvbench.bench.choices import token_count as tokens
 from kvbench.cache.segments.layout import TILE
 
@@ -147,10 +147,10 @@ class Point:
     q_len: int = 1
 
     def __str__(self) -> str:
-        return f"{self.model} B{self.batch} {short(self.context)} q{self.q_len}"
+        return f"{self.model} B{self.batch} {short_count(self.context)} q{self.q_len}"
 
 
-def point(text: str) -> Point:
+def parse_point(text: str) -> Point:
     """Parse a point MODEL:B:N[:Q], such as ``"7b:1:32k"`` or ``"8b:16:32k:5"``.
 
     Raises:

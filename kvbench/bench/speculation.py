@@ -20,23 +20,23 @@ import torch
 
 from kvbench.bench import report
 from kvbench.bench import speculation_grid as arithmetic
-from kvbench.bench.choices import Point
+from kvbench.bench.choices import SpeculationPoint
 from kvbench.bench.points import model_config
-from kvbench.bench.speculation_table import line, shown, text
+from kvbench.bench.speculation_table import case_line, round_text, speculation_text
 from kvbench.config.run_config import RuntimeConfig
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.decoding import speculative
 from kvbench.decoding.autoregressive import continued
-from kvbench.decoding.drafting import prepare
+from kvbench.decoding.drafting import prepare_draft
 from kvbench.decoding.round_times import Round, totals
 from kvbench.decoding.rounds import captured_rounds
 from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.errors import KvbenchError
 from kvbench.measure.point_figures import weight_bytes
-from kvbench.measure.random_fill import place
+from kvbench.measure.random_fill import fill_randomly
 from kvbench.methods.base import Method
 from kvbench.methods.speculation import AUTO, Speculation
-from kvbench.models.load import load
+from kvbench.models.load import load_model
 from kvbench.profiling.memory import release
 from kvbench.profiling.timing import median
 from kvbench.results.speculation import round_times
@@ -58,14 +58,14 @@ CASES = {
 LONGEST = max(AUTO) + 1
 
 
-class Bench:
+class SpeculationBench:
     """One run of the command: the loaded model, the arguments, and the rows so far."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.began = args, time.perf_counter()
-        self.path = report.folder(args.out) / f"{args.name or 'speculation'}.json"
+        self.path = report.result_folder(args.out) / f"{args.name or 'speculation'}.json"
         self.side_points = args.points if args.side_points is None else args.side_points
-        self.methods = {name: parse(CASES[name][0]).load() for name in args.cases}
+        self.methods = {name: parse_setting(CASES[name][0]).load() for name in args.cases}
         self.rows: list[Row] = []
         self.loaded: Any = None
         self.name: str | None = None
@@ -89,10 +89,10 @@ class Bench:
         self.loaded, self.name = None, name
         release(self.device)
         config = model_config(name, dtype=self.args.dtype)
-        self.loaded = load(config, RuntimeConfig(device=self.args.device, seed=self.args.seed))
+        self.loaded = load_model(config, RuntimeConfig(device=self.args.device, seed=self.args.seed))
         self.say(f"{name} loaded")
 
-    def attempt(self, row: Row, method: Method, point: Point) -> None:
+    def attempt(self, row: Row, method: Method, point: SpeculationPoint) -> None:
         """Measure one case into `row`; a failure is recorded, and the memory released."""
         try:
             for _ in self.plain(row, method, point) if row["case"] == "plain" else self.rounds(row, method, point):
@@ -103,13 +103,13 @@ class Bench:
         except Exception as error:
             row["status"] = "oom" if is_out_of_memory(error) else "failed"
             row["message"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            self.say(f"{line(row)}: {row['status']}, {row['message']}")
+            self.say(f"{case_line(row)}: {row['status']}, {row['message']}")
         finally:
             method.detach(self.loaded.model)
             release(self.device)
             self.write()
 
-    def plain(self, row: Row, method: Method, point: Point) -> Iterator[None]:
+    def plain(self, row: Row, method: Method, point: SpeculationPoint) -> Iterator[None]:
         """Measure plain decoding: blocks of captured steps; yield when figures have been added to `row`."""
         steps = self.args.blocks * self.args.tokens + arithmetic.SKIPPED
         cache = self.filled(method, point, steps)
@@ -129,10 +129,10 @@ class Bench:
         times, size = done["step_s"][arithmetic.SKIPPED :], self.args.tokens
         per_block = [1e3 * sum(times[i : i + size]) / size for i in range(0, len(times) - size + 1, size)]
         row |= {"ms": median(per_block), "blocks_ms": per_block, "stepping": done["stepping"], **self.memory()}
-        self.say(f"{line(row)}: {row['ms']:.3f} ms a token, {row['stepping']}")
+        self.say(f"{case_line(row)}: {row['ms']:.3f} ms a token, {row['stepping']}")
         yield
 
-    def rounds(self, row: Row, method: Any, point: Point) -> Iterator[None]:
+    def rounds(self, row: Row, method: Any, point: SpeculationPoint) -> Iterator[None]:
         """Measure a block for every gamma, and blocks at the best gamma of each acceptance; yield as :meth:`plain`."""
         args, main = self.args, row["case"] == "quantspec"
         gammas = args.gammas if main else args.side_gammas
@@ -145,25 +145,25 @@ class Bench:
         row["stepping"] = getattr(engine, "stepping", "eager")
         for gamma in gammas:
             turns = self.decoded(engine, method, cache, point, gamma, 1)
-            row["gammas"].append(arithmetic.parts(turns, gamma))
+            row["gammas"].append(arithmetic.part_times(turns, gamma))
             row["gammas"].sort(key=lambda entry: entry["gamma"])
-            row["grid"] = arithmetic.grid(row["gammas"], args.acceptances, AUTO)
+            row["grid"] = arithmetic.expected_grid(row["gammas"], args.acceptances, AUTO)
             row |= self.memory()
-            self.say(f"{line(row)}, gamma {gamma}: {shown(arithmetic.parts(turns, gamma))}")
+            self.say(f"{case_line(row)}, gamma {gamma}: {round_text(arithmetic.part_times(turns, gamma))}")
             yield
         for acceptance in (args.at, *others):
             if acceptance != args.at:
                 method = replace(method, forced_acceptance=acceptance)
                 engine = self.engine(method, cache, point)
-            gamma = arithmetic.best(row["grid"], acceptance) or gammas[0]
+            gamma = arithmetic.cheapest_gamma(row["grid"], acceptance) or gammas[0]
             turns = self.decoded(engine, method, cache, point, gamma, args.blocks)
-            per_block = arithmetic.blocks(turns, args.tokens)
+            per_block = arithmetic.block_times(turns, args.tokens)
             whole = 1e3 * sum(turn.seconds for turn in turns)
             timed = round_times(totals(turns, range(point.batch))) or {}
             row["measured"].append(
                 {
                     "acceptance": acceptance,
-                    **arithmetic.parts(turns, gamma),
+                    **arithmetic.part_times(turns, gamma),
                     "accepted": timed.get("acceptance"),
                     "why": timed.get("why"),
                     "ms": median(per_block),
@@ -172,24 +172,26 @@ class Bench:
                 }
             )
             row |= self.memory()
-            self.say(f"{line(row)}, acceptance {acceptance}: {row['measured'][-1]['ms']:.3f} ms a token")
+            self.say(f"{case_line(row)}, acceptance {acceptance}: {row['measured'][-1]['ms']:.3f} ms a token")
             yield
             if main and acceptance == args.at:
                 row["auto"] = self.chosen(engine, method, cache, point)
-                self.say(f"{line(row)}, gamma=auto: {row['auto']['ms']:.3f} ms a token, gammas {row['auto']['gammas']}")
+                self.say(
+                    f"{case_line(row)}, gamma=auto: {row['auto']['ms']:.3f} ms a token, gammas {row['auto']['gammas']}"
+                )
                 yield
 
-    def filled(self, method: Method, point: Point, room: int) -> Any:
+    def filled(self, method: Method, point: SpeculationPoint, room: int) -> Any:
         """Return a cache with random keys and values and room for more tokens; memory peaks count from here on."""
-        prepare(self.loaded.model, method.speculation)
+        prepare_draft(self.loaded.model, method.speculation)
         cache = method.new_cache(self.loaded.model, None, max_length=point.context + room)
         with torch.inference_mode():
-            place(self.loaded.model, cache, point.batch, point.context, self.args.seed)
+            fill_randomly(self.loaded.model, cache, point.batch, point.context, self.args.seed)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         return cache
 
-    def engine(self, method: Any, cache: Any, point: Point) -> Any:
+    def engine(self, method: Any, cache: Any, point: SpeculationPoint) -> Any:
         """Return what runs the rounds: captured passes on a GPU, None (eager passes) on a CPU."""
         if self.device.type != "cuda":
             return None
@@ -198,23 +200,27 @@ class Bench:
                 self.loaded.model, cache, method.speculation, self.sampling(point), point.batch, self.args.compile
             )
 
-    def decoded(self, engine: Any, method: Any, cache: Any, point: Point, gamma: int, blocks: int) -> Sequence[Round]:
+    def decoded(
+        self, engine: Any, method: Any, cache: Any, point: SpeculationPoint, gamma: int, blocks: int
+    ) -> Sequence[Round]:
         """Decode some blocks of tokens with one gamma, and return the rounds that count."""
         rounds = self.all_rounds(engine, replace(method.speculation, gamma=gamma), cache, point, blocks)
         return arithmetic.full(rounds, gamma)
 
-    def chosen(self, engine: Any, method: Any, cache: Any, point: Point) -> Row:
+    def chosen(self, engine: Any, method: Any, cache: Any, point: SpeculationPoint) -> Row:
         """Decode blocks of tokens with ``gamma=auto``; return times and the number of rounds with each gamma."""
         rounds = self.all_rounds(engine, method.speculation, cache, point, self.args.blocks)
         rounds = rounds[arithmetic.SKIPPED : -arithmetic.SKIPPED]  # limits at the end of an answer are no choice
-        times = arithmetic.blocks(rounds, self.args.tokens)
+        times = arithmetic.block_times(rounds, self.args.tokens)
         counts = Counter(max(turn.drafted) for turn in rounds)
         return {"ms": median(times), "blocks_ms": times, "gammas": {str(g): counts[g] for g in sorted(counts)}}
 
-    def all_rounds(self, engine: Any, speculation: Speculation, cache: Any, point: Point, blocks: int) -> list[Round]:
+    def all_rounds(
+        self, engine: Any, speculation: Speculation, cache: Any, point: SpeculationPoint, blocks: int
+    ) -> list[Round]:
         """Decode some blocks of tokens, and return all rounds."""
         sampling = self.sampling(point)
-        return speculative.decode(
+        return speculative.speculative_decode(
             self.loaded.model,
             cache,
             self.token(point),
@@ -231,11 +237,11 @@ class Bench:
         """Return how many tokens to decode for so many blocks: each may be longer by a round, and some do not count."""
         return blocks * (self.args.tokens + LONGEST) + (arithmetic.SKIPPED + 2) * LONGEST
 
-    def sampling(self, point: Point) -> Sampling:
+    def sampling(self, point: SpeculationPoint) -> Sampling:
         """Return greedy sampling with a seed for each row, by which drafts are accepted."""
         return Sampling(seed=[self.args.seed + row for row in range(point.batch)])
 
-    def token(self, point: Point) -> torch.Tensor:
+    def token(self, point: SpeculationPoint) -> torch.Tensor:
         """Return an arbitrary first token of each row, ``[B]``."""
         return torch.arange(point.batch, device=self.device) * 17 + 3
 
@@ -254,20 +260,20 @@ class Bench:
         settings = {key: getattr(args, key) for key in ("dtype", "compile", "blocks", "tokens", "at", "acceptances")}
         start = {"schema": SCHEMA, "what": "python -m kvbench.bench speculation: forced acceptance, meaningless text"}
         content = {**start, **report.machine(), "command": " ".join(args.argv), **settings, "rows": self.rows}
-        report.write(self.path, content)
+        report.write_json(self.path, content)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_cases(args: argparse.Namespace) -> int:
     """Measure all cases and print the tables.
 
     The exit status is 0 on success, 1 if a case failed, or the exit code of a KvbenchError.
     """
     try:
-        bench = Bench(args)
+        bench = SpeculationBench(args)
         bench.measure()
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print("\n" + text(bench.rows, args.at))
+    print("\n" + speculation_text(bench.rows, args.at))
     print(f"{bench.path} ({time.perf_counter() - bench.began:.0f} s)")
     return int(any(row["status"] not in ("ok", "oom") for row in bench.rows))

@@ -24,7 +24,7 @@ def full(rounds: Iterable[Round], gamma: int) -> list[Round]:
     return [turn for turn in rounds if all(limit == gamma for limit in turn.drafted)][SKIPPED:]
 
 
-def blocks(rounds: Sequence[Round], tokens: int) -> list[float]:
+def block_times(rounds: Sequence[Round], tokens: int) -> list[float]:
     """Return the milliseconds per token and row of consecutive blocks of at least `tokens` tokens per row.
 
     An unfinished block at the end is left out.
@@ -39,7 +39,7 @@ def blocks(rounds: Sequence[Round], tokens: int) -> list[float]:
     return times
 
 
-def parts(rounds: Sequence[Round], gamma: int) -> Figures:
+def part_times(rounds: Sequence[Round], gamma: int) -> Figures:
     """Return the times of the parts of rounds in milliseconds.
 
     Returns:
@@ -72,7 +72,7 @@ def parts(rounds: Sequence[Round], gamma: int) -> Figures:
 def between(scan: Sequence[Mapping[str, Any]], gamma: int, name: str) -> float:
     """Return a time at `gamma`: measured, interpolated, or that of the nearest measured gamma.
 
-    `scan` has the figures of each measured gamma (:func:`parts`), in ascending order.
+    `scan` has the figures of each measured gamma (:func:`part_times`), in ascending order.
     """
     below = [entry for entry in scan if entry["gamma"] <= gamma]
     above = [entry for entry in scan if entry["gamma"] >= gamma]
@@ -85,13 +85,13 @@ def between(scan: Sequence[Mapping[str, Any]], gamma: int, name: str) -> float:
     return float(low[name] + share * (high[name] - low[name]))
 
 
-def flushes(scan: Sequence[Mapping[str, Any]]) -> float:
+def flush_time(scan: Sequence[Mapping[str, Any]]) -> float:
     """Return the milliseconds of flushes per token, over the rounds of all gammas: it does not depend on gamma."""
     tokens = [entry.get("rounds", 1) * entry.get("tokens", 1.0) for entry in scan]
     return float(sum(entry["flush_ms"] * n for entry, n in zip(scan, tokens, strict=True)) / sum(tokens))
 
 
-def cell(scan: Sequence[Mapping[str, Any]], acceptance: float, gamma: int) -> Figures | None:
+def expected_cell(scan: Sequence[Mapping[str, Any]], acceptance: float, gamma: int) -> Figures | None:
     """Return the expected milliseconds per token at an acceptance and a gamma; None if no parts were timed.
 
     Returns:
@@ -108,18 +108,20 @@ def cell(scan: Sequence[Mapping[str, Any]], acceptance: float, gamma: int) -> Fi
         "acceptance": acceptance,
         "gamma": gamma,
         "tokens": tokens,
-        "ms": round_ms / tokens + flushes(timed),
+        "ms": round_ms / tokens + flush_time(timed),
         "times": "measured" if any(entry["gamma"] == gamma for entry in timed) else "interpolated",
     }
 
 
-def grid(scan: Sequence[Mapping[str, Any]], acceptances: Sequence[float], gammas: Sequence[int]) -> list[Figures]:
-    """Return the expected milliseconds per token for each acceptance and gamma (:func:`cell`)."""
-    cells = [cell(scan, acceptance, gamma) for acceptance in acceptances for gamma in gammas]
+def expected_grid(
+    scan: Sequence[Mapping[str, Any]], acceptances: Sequence[float], gammas: Sequence[int]
+) -> list[Figures]:
+    """Return the expected milliseconds per token for each acceptance and gamma (:func:`expected_cell`)."""
+    cells = [expected_cell(scan, acceptance, gamma) for acceptance in acceptances for gamma in gammas]
     return [one for one in cells if one is not None]
 
 
-def best(cells: Iterable[Mapping[str, Any]], acceptance: float) -> int | None:
+def cheapest_gamma(cells: Iterable[Mapping[str, Any]], acceptance: float) -> int | None:
     """Return the gamma with the shortest expected time per token at an acceptance; None if the grid lacks it."""
     mine = [one for one in cells if one["acceptance"] == acceptance]
     return min(mine, key=lambda one: (one["ms"], one["gamma"]))["gamma"] if mine else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvbench.util.table import table
+from kvbench.util.table import render_table
 
 Row = Mapping[str, Any]
 
@@ -37,7 +37,7 @@ def cells(rows: Sequence[Row], row: Row, at: float) -> list[object]:
     """Return a line of the table: the case at its best gamma and the acceptance `at`.
 
     The speed-up is measured over blocks of tokens; the expected one follows from the times of the parts
-    (:func:`kvbench.bench.speculation_grid.cell`).
+    (:func:`kvbench.bench.speculation_grid.expected_cell`).
     """
     peak = row.get("peak")
     start: list[object] = [row["model"], row["batch"], row["context"], row["case"]]
@@ -65,7 +65,7 @@ def cells(rows: Sequence[Row], row: Row, at: float) -> list[object]:
     ]
 
 
-def grid(rows: Sequence[Row], row: Row) -> str:
+def grid_text(rows: Sequence[Row], row: Row) -> str:
     """Return the grid of a case as a table: a line per acceptance with the speed-up at each gamma, computed."""
     base = plain_ms(rows, row)
     gammas = sorted({cell["gamma"] for cell in row["grid"]})
@@ -78,26 +78,26 @@ def grid(rows: Sequence[Row], row: Row) -> str:
         lines.append([acceptance, *values, ", ".join(seen) or None])
     unit = "speed-up" if base else "ms a token"
     title = f"{row['model']}, batch {row['batch']}, {row['context']} tokens, {row['case']}: {unit} by gamma, computed"
-    return f"{title}\n{table(('acceptance', *map(str, gammas), 'measured'), lines, 1)}"
+    return f"{title}\n{render_table(('acceptance', *map(str, gammas), 'measured'), lines, 1)}"
 
 
-def text(rows: Sequence[Row], at: float) -> str:
+def speculation_text(rows: Sequence[Row], at: float) -> str:
     """Return all tables as text; the cases are compared at the acceptance `at`."""
     parts = [
         f"acceptance forced to {at:g} (the text is meaningless); x: speed-up over plain captured steps, measured; "
         "expected x: from the times of the parts and the geometric model",
-        table(HEAD, [cells(rows, row, at) for row in rows], HEAD.index("gamma")),
+        render_table(HEAD, [cells(rows, row, at) for row in rows], HEAD.index("gamma")),
     ]
-    parts += [grid(rows, row) for row in rows if row["case"] == "quantspec" and row.get("grid")]
+    parts += [grid_text(rows, row) for row in rows if row["case"] == "quantspec" and row.get("grid")]
     return "\n\n".join(parts)
 
 
-def line(row: Row) -> str:
+def case_line(row: Row) -> str:
     """Return the beginning of a line of progress: model, batch, context and case."""
     return f"{row['model']} B{row['batch']} {row['context']} {row['case']}"
 
 
-def shown(figures: Row) -> str:
+def round_text(figures: Row) -> str:
     """Return the times of a round as text."""
     names = [name for name in ("draft_ms", "verify_ms", "sampling_ms", "flush_ms", "round_ms") if name in figures]
     return ", ".join(f"{name.removesuffix('_ms')} {figures[name]:.3f}" for name in names) + " ms"

@@ -39,7 +39,7 @@ from kvbench.cache.nonfinite import located, located_in_tails, watch_segments
 from kvbench.cache.order import extended
 from kvbench.cache.policy import Policy
 from kvbench.cache.progress import Progress
-from kvbench.cache.segments.base import FullSegment, Segment, Side, same, uniform_rows
+from kvbench.cache.segments.base import FullSegment, Segment, Side, all_equal, uniform_rows
 from kvbench.cache.segments.codebook import NuqSegment
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.cache.segments.rolling import RollingSegment
@@ -560,7 +560,7 @@ class KVLayer(CacheLayerMixin):
         segments = self.segments()
         counts = [self.progress.padding.starts or [0] * self.batch, *(segment.lengths for segment in segments)]
         counts += [segment.starts for segment in segments if isinstance(segment, FullSegment)]
-        if all(same(count) for count in counts):
+        if all(all_equal(count) for count in counts):
             return [slice(0, self.batch)]
         return list(uniform_rows(list(zip(*counts, strict=True))))
 

@@ -50,11 +50,11 @@ def watch_segments(layer: _Holder) -> None:
     for side, store in zip(("key", "value"), layer.stores(), strict=True):
         for number, segment in enumerate(store.segments):
             if isinstance(segment, (PackedSegment, NuqSegment)):
-                tag = watch.tag(partial(described, weakref.ref(layer), layer.index, side, number))
+                tag = watch.tag(partial(nonfinite_message, weakref.ref(layer), layer.index, side, number))
                 segment.watch = (watch, tag)
 
 
-def described(owner: weakref.ref[_Holder], index: int, side: str, number: int, place: Place) -> str:
+def nonfinite_message(owner: weakref.ref[_Holder], index: int, side: str, number: int, place: Place) -> str:
     """Return the error message for a NaN or Inf that was packed into segment `number` of a layer's store.
 
     The message omits the position if the layer (`owner`) no longer exists or no longer holds the token.

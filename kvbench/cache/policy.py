@@ -47,7 +47,7 @@ class CacheState:
 
 
 class _Held(Protocol):
-    """Part of :class:`kvbench.cache.layer.KVLayer` that :class:`Policy` needs; importing the class would be circular."""
+    """Part of :class:`kvbench.cache.layer.KVLayer` that :class:`Policy` needs; its import would be circular."""
 
     @property
     def batch(self) -> int: ...

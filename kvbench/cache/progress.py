@@ -83,8 +83,8 @@ class Prefill:
         group: if the batch is prefilled a few rows at a time, the rows that are being prefilled now and the number of
             rows in the whole batch; else None.
         path: name of the implementation that computed the prompt's attention, for reports: a name that
-            :func:`kvbench.attention.prefill.attend` returned, or ``stored`` if the prompt attended to quantized keys
-            and values (``Method.quantized_prefill``). Empty before the first prompt token.
+            :func:`kvbench.attention.prefill.attend_prompt` returned, or ``stored`` if the prompt attended to quantized
+            keys and values (``Method.quantized_prefill``). Empty before the first prompt token.
     """
 
     prompts: Prompts | None = None
@@ -144,9 +144,9 @@ class Progress:
             Layers with equal tables share one (:func:`kvbench.attention.phases.shared_table`).
         plans: what the queries of the current pass over known tokens see, for layers that hold the same tokens in the
             same formats (:mod:`kvbench.attention.foreseen`).
-        plain_masks: for each sliding window (None: no window) the last answer of :func:`kvbench.attention.fused.plain`,
-            which the other layers of a step reuse: a key for the mask and the step, True if the mask is plainly causal,
-            and the mask.
+        plain_masks: for each sliding window (None: no window) the last answer of
+            :func:`kvbench.attention.fused.plain_mask`, which the other layers of a step reuse: a key for the mask and
+            the step, True if the mask is plainly causal, and the mask.
     """
 
     prefill: Prefill = field(default_factory=Prefill)

@@ -1,11 +1,11 @@
-"""Settling of all layers of a cache, with one launch for identical rolls, and copies of new tokens to a draft's cache."""
+"""Settling of all layers of a cache, with one launch for equal rolls, and copies of new tokens to a draft's cache."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
 from kvbench.cache.kernels.deferred import Deferred
-from kvbench.cache.kernels.roll_together import Move, Roll, joined, together
+from kvbench.cache.kernels.roll_together import Move, Roll, moves_by_segment, rolling_together
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.segments.base import Side
 from kvbench.cache.segments.rolling import RollingSegment
@@ -18,7 +18,7 @@ def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
     Then the method, which must set ``packs_together``, decides for the first layer only, and the others copy its
     result. `rolls` is the cache's queue of deferred moves of rolling windows (``Progress.rolls``).
     """
-    with together(rolls) as deferred:
+    with rolling_together(rolls) as deferred:
         known: tuple[Hashable, KVLayer, list[RollingSegment], list[tuple[Move, ...]]] | None = None
         for layer in layers:
             segments = layer.rolling()
@@ -32,7 +32,7 @@ def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
             first = len(deferred)
             layer.settle()
             if before and known is None:
-                rolled = joined(deferred[first:])
+                rolled = moves_by_segment(deferred[first:])
                 known = before, layer, segments, [rolled.get(id(segment), (segment, ()))[1] for segment in segments]
 
 

@@ -88,7 +88,7 @@ class Watch:
             raise NonFiniteError(self._words[tag](Place(*place)))
 
 
-def words(place: Place) -> str:
+def uncached_message(place: Place) -> str:
     """Return the error message for a NaN or Inf in a segment outside a cache, which has no layer to name."""
     index = (place.row, place.head, place.token, place.channel)
     return f"a segment contains NaN or Inf at index {index}"

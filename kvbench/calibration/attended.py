@@ -54,7 +54,7 @@ def attended(model: PreTrainedModel, sequences: Tensor, visit: Visit, tell: Call
                     "  hint: use --dtype float32 or --dtype bfloat16"
                 )
         visit(layer, *(x[0].transpose(0, 1) for x in (query, key, value)))
-        return prefill.attend(module, query, key, value, attention_mask, scaling, kwargs)[0], None
+        return prefill.attend_prompt(module, query, key, value, attention_mask, scaling, kwargs)[0], None
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)

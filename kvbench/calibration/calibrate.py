@@ -74,7 +74,7 @@ def calibrate(
     for group in groups:
         for layer, sides in collect(model, sequences, group, fisher=fisher, tell=step).items():
             for side, collected, fit in zip(("key", "value"), sides, (fit_keys, fit_values), strict=True):
-                tensors |= _named(layer, side, fit(*collected.joined(), sorted(bits), outliers, skip))
+                tensors |= _named_tensors(layer, side, fit(*collected.joined(), sorted(bits), outliers, skip))
     info = {
         "format": file.FORMAT,
         "model": name,
@@ -94,7 +94,7 @@ def calibrate(
     return file.Calibration(info, tensors)
 
 
-def _named(layer: int, side: str, fit: SideFit) -> dict[str, Tensor]:
+def _named_tensors(layer: int, side: str, fit: SideFit) -> dict[str, Tensor]:
     named = {} if fit.thresholds is None else {f"layers.{layer}.{side}.thresholds": fit.thresholds}
     for width, book in fit.codebooks.items():
         named[f"layers.{layer}.{side}.levels.{width}"] = book.levels
@@ -102,7 +102,7 @@ def _named(layer: int, side: str, fit: SideFit) -> dict[str, Tensor]:
     return named
 
 
-def cut(ids: Sequence[int], count: int, length: int, name: str = "the text") -> Tensor:
+def cut_sequences(ids: Sequence[int], count: int, length: int, name: str = "the text") -> Tensor:
     """Return sequences of equal length from a text, evenly spread over it and without overlap, ``[count, length]``.
 
     Raises:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvbench.errors import ModelError
-from kvbench.models.projections import Source, attentions, head_dim, key_source, value_source
+from kvbench.models.projections import ProjectionSource, attentions, head_dim, key_source, value_source
 from kvbench.util.attachment import storage_of
 
 
@@ -77,11 +77,13 @@ def collect(
     finally:
         for hook in hooks:
             hook.remove()
-    _check(model, collected)
+    _check_collected(model, collected)
     return collected
 
 
-def _keeper(source: Source, side: Collected, channels: int, fisher: bool, storage: torch.dtype) -> Callable[..., None]:
+def _keeper(
+    source: ProjectionSource, side: Collected, channels: int, fisher: bool, storage: torch.dtype
+) -> Callable[..., None]:
     def flat(out: Tensor) -> Tensor:
         part = source.cut(out.detach(), channels)[0].transpose(0, 1).flatten(1)
         return part.to("cpu", torch.float32, copy=True)  # never the tensor that flows on
@@ -119,7 +121,7 @@ def _frozen(model: PreTrainedModel) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _check(model: PreTrainedModel, collected: dict[int, tuple[Collected, Collected]]) -> None:
+def _check_collected(model: PreTrainedModel, collected: dict[int, tuple[Collected, Collected]]) -> None:
     for layer, sides in collected.items():
         for name, side in zip(("keys", "values"), sides, strict=True):
             for what, tensors in ((name, side.activations), (f"gradients of the {name}", side.weights)):

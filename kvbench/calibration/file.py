@@ -128,21 +128,21 @@ def _some(numbers: Tensor) -> str:
     return ", ".join(f"{number:g}" for number in numbers[:4].tolist()) + (", ..." if len(numbers) > 4 else "")
 
 
-def load(path: Path) -> Calibration:
+def load_calibration(path: Path) -> Calibration:
     """Return the checked contents of a calibration file; an unchanged file is read only once per process.
 
     Raises:
         ConfigError: the file is missing, damaged, or not a calibration file.
     """
-    return stored.load(path, Calibration)
+    return stored.load_stored(path, Calibration)
 
 
-def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
+def calibrations_in(folders: Iterable[Path]) -> Iterator[Calibration]:
     """Yield the calibrations found in some folders, those of a folder in the order of their file names.
 
     Other files are skipped. Damaged files are skipped with a warning.
     """
-    return stored.in_folders(folders, Calibration)
+    return stored.calibrations_of_kind(folders, Calibration)
 
 
 def command(model: str, bits: int, outliers: float) -> str:

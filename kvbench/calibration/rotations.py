@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvbench.calibration.stored import FOLDER, KEY, Stored, in_folders, load, unfit
+from kvbench.calibration.stored import FOLDER, KEY, Stored, calibrations_of_kind, load_stored, unfit
 from kvbench.errors import ConfigError
 
 #: largest error of R times its transpose, to which fp32 adds about 1e-6
@@ -67,7 +67,7 @@ class Rotations(Stored):
             raise ValueError(f"heads={self.info['heads']}")
 
 
-def find(
+def find_rotations(
     named: Path | None, fits: Callable[[Rotations], bool], beside: Path | None, model: str, command: str
 ) -> Rotations:
     """Return the first file of rotations for which ``fits(file)`` is True, or the one that is named.
@@ -80,10 +80,10 @@ def find(
         ConfigError: there is no such file. The message shows `command`.
     """
     if named is not None and named.is_file():
-        return load(named, Rotations)
+        return load_stored(named, Rotations)
     folders = [named] if named is not None else [*([beside / "calibration"] if beside is not None else []), FOLDER]
     others = []
-    for file in in_folders(folders, Rotations):
+    for file in calibrations_of_kind(folders, Rotations):
         if fits(file):
             return file
         others.append(file)

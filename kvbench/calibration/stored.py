@@ -164,12 +164,12 @@ def save(calibration: Stored, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # not save_file, which writes files that only their owner can read
-        atomic.write(path, serialize(tensors, dict(calibration.info)))
+        atomic.replace_file(path, serialize(tensors, dict(calibration.info)))
     except (OSError, SafetensorError) as error:
         raise ConfigError("--out", str(path), f"cannot be written ({error})") from error
 
 
-def load(path: Path, kind: type[S]) -> S:
+def load_stored(path: Path, kind: type[S]) -> S:
     """Return the checked contents of a file of a `kind`; an unchanged file is read only once per process.
 
     Raises:
@@ -184,11 +184,11 @@ def load(path: Path, kind: type[S]) -> S:
             "does not exist",
             hint=f"create one with python -m kvbench.calibrate{kind.ARGUMENTS} (see its --help)",
         ) from error
-    return _load(path, kind, stat.st_mtime_ns, stat.st_size)  # type: ignore[arg-type]
+    return _load_changed(path, kind, stat.st_mtime_ns, stat.st_size)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=32)
-def _load(path: Path, kind: type[S], changed: int, size: int) -> S:
+def _load_changed(path: Path, kind: type[S], changed: int, size: int) -> S:
     again = kind.command("MODEL")
     try:
         with safe_open(path, framework="pt") as file:
@@ -223,7 +223,7 @@ def _load(path: Path, kind: type[S], changed: int, size: int) -> S:
     return calibration
 
 
-def in_folders(folders: Iterable[Path], kind: type[S]) -> Iterator[S]:
+def calibrations_of_kind(folders: Iterable[Path], kind: type[S]) -> Iterator[S]:
     """Yield the calibrations of a `kind` found in some folders, those of a folder in the order of their file names.
 
     Folders need not exist. Files of other formats are skipped, damaged files with a warning.
@@ -234,7 +234,7 @@ def in_folders(folders: Iterable[Path], kind: type[S]) -> Iterator[S]:
                 with safe_open(path, framework="pt") as file:
                     if (file.metadata() or {}).get("format") != kind.FORMAT:
                         continue
-                calibration = load(path, kind)
+                calibration = load_stored(path, kind)
             except (SafetensorError, OSError) as error:
                 _passed_over(f"{path} is not a safetensors file, or is damaged ({error})")
                 continue

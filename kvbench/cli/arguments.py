@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvbench.errors import ConfigError, nearest
-from kvbench.util.confdir import groups
+from kvbench.util.confdir import config_groups
 
 #: options without a value, and the attributes of :class:`Arguments` that they set
 SWITCHES = {
@@ -77,7 +77,7 @@ class Arguments:
         return [*words, *overrides]
 
 
-def parse(argv: Sequence[str]) -> Arguments:
+def parse_arguments(argv: Sequence[str]) -> Arguments:
     """Parse the command line of ``python -m kvbench``, in which options and overrides may be mixed.
 
     Everything after ``--`` is an override.
@@ -154,6 +154,6 @@ def _take(arguments: Arguments, name: str, value: str | None) -> None:
 def _unknown(word: str, name: str) -> ConfigError:
     flags = sorted([*SWITCHES, *VALUES, "--info", "-i"])
     bare = name.lstrip("-") or "KEY"
-    near = None if bare.partition(".")[0] in groups() else nearest(name, flags)
+    near = None if bare.partition(".")[0] in config_groups() else nearest(name, flags)
     hint = f"did you mean '{near}'?" if near else f"write overrides without dashes: {bare}=VALUE"
     return ConfigError(word, None, "no such option", allowed=", ".join(flags), hint=hint)

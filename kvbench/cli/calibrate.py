@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.cli.calibrate_options import check, check_options, code_sizes, parser
+from kvbench.cli.calibrate_options import calibrate_parser, check_arguments, check_options, code_sizes
 from kvbench.errors import DataError, KvbenchError
 from kvbench.models import by_name
 from kvbench.models.spec import ModelConfig
@@ -29,9 +29,9 @@ MINI_SEED = 2**31
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.calibrate`` and return the exit status; print errors to standard error."""
-    arguments = parser(__doc__).parse_args(argv)
+    arguments = calibrate_parser(__doc__).parse_args(argv)
     try:
-        print(run(arguments))
+        print(run_calibration(arguments))
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run_calibration(arguments: argparse.Namespace) -> str:
     """Calibrate a model for a method, write the calibration file, and return a line for the user about it.
 
     Raises:
@@ -50,27 +50,27 @@ def run(arguments: argparse.Namespace) -> str:
     check_options(method, arguments)
     bits = code_sizes("2,3,4" if arguments.bits is None else arguments.bits)
     outliers = 0.01 if arguments.outliers is None else arguments.outliers
-    check(arguments)
+    check_arguments(arguments)
     chosen = model_config(arguments.model, arguments.path, arguments.dtype, arguments.random)
-    texts = [documents(name) for name in arguments.text]
+    texts = [text_documents(name) for name in arguments.text]
 
     import torch
 
     from kvbench.calibration import file
-    from kvbench.calibration.calibrate import calibrate, cut
+    from kvbench.calibration.calibrate import calibrate, cut_sequences
     from kvbench.calibration.rotate import rotations
     from kvbench.calibration.stored import Stored
     from kvbench.config.run_config import RuntimeConfig
-    from kvbench.models.load import load
+    from kvbench.models.load import load_model
 
-    loaded = load(chosen, RuntimeConfig(device=arguments.device))
+    loaded = load_model(chosen, RuntimeConfig(device=arguments.device))
     length, pieces = min(arguments.length, loaded.max_length), []
     for number, (name, parts) in enumerate(zip(arguments.text, texts, strict=True)):
         ids = [token for part in parts for token in loaded.tokenizer(part, verbose=False)["input_ids"]]
         share = (arguments.sequences + len(texts) - 1 - number) // len(texts)
-        pieces.append(cut(ids, share, length, name))
+        pieces.append(cut_sequences(ids, share, length, name))
     sequences = torch.cat(pieces)
-    source: dict[str, Any] = {"text_sha256": _digest(texts), "tell": _tell}
+    source: dict[str, Any] = {"text_sha256": _digest_of_texts(texts), "tell": _tell}
     calibration: Stored
     if method == "oscar":
         calibration = rotations(
@@ -118,7 +118,7 @@ def model_config(name: str, path: str | None, dtype: str | None, random: bool) -
     return chosen
 
 
-def documents(name: str) -> list[str]:
+def text_documents(name: str) -> list[str]:
     """Return the texts that an argument of ``--text`` stands for, one string per document.
 
     It is a file or a folder; or ``mini`` or ``python`` for texts that need no file, unless a file has this name.
@@ -134,9 +134,9 @@ def documents(name: str) -> list[str]:
             f"--text {name} does not exist.\n"
             f"  hint: to calibrate without your own text, use --text {' '.join(GENERATED)}"
         )
-    from kvbench.tasks.texts import files
+    from kvbench.tasks.texts import local_texts
 
-    return files(name, "calibration", "--text")
+    return local_texts(name, "calibration", "--text")
 
 
 def mini() -> list[str]:
@@ -171,7 +171,7 @@ def python() -> list[str]:
 GENERATED: dict[str, Callable[[], list[str]]] = {"mini": mini, "python": python}
 
 
-def _digest(texts: Sequence[Sequence[str]]) -> str:
+def _digest_of_texts(texts: Sequence[Sequence[str]]) -> str:
     joined = "\0".join(part for parts in texts for part in parts)
     return hashlib.sha256(joined.encode("utf-8", "surrogatepass")).hexdigest()
 

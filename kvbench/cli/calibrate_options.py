@@ -11,7 +11,7 @@ from kvbench.util.requirements import check_writable, exists, has_gpu
 from kvbench.util.schema import MOST_ROWS, MOST_TOKENS
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
+def calibrate_parser(description: str | None) -> argparse.ArgumentParser:
     """Return the parser of the command line, whose ``--help`` begins with the description."""
     options = argparse.ArgumentParser(prog="python -m kvbench.calibrate", description=description)
     options.add_argument(
@@ -108,7 +108,7 @@ def check_options(method: str, arguments: argparse.Namespace) -> None:
                 )
 
 
-def check(arguments: argparse.Namespace) -> None:
+def check_arguments(arguments: argparse.Namespace) -> None:
     """Check numbers, device and paths before any text is read; raise ConfigError if one is invalid."""
     for name, least, most in (
         ("sequences", len(arguments.text), MOST_ROWS),

@@ -24,8 +24,8 @@ from kvbench.config.run_config import DecodingConfig, RuntimeConfig
 from kvbench.errors import ConfigError, few, nearest
 from kvbench.models.spec import ModelConfig
 from kvbench.quantizers.spec import QuantizerSpec
-from kvbench.util.confdir import comments, conf_dir, field_descriptions, groups, options, summary
-from kvbench.util.schema import describe, load_class
+from kvbench.util.confdir import choice_summary, comments, conf_dir, config_groups, field_descriptions, group_options
+from kvbench.util.schema import describe_type, load_class
 
 #: keys of a YAML file that are not options: Hydra's, and those that only the file itself may set
 NOT_OPTIONS = frozenset({"defaults", "_target_", "takes"})
@@ -85,7 +85,7 @@ def choice(group: str, name: str, extra: Path | None = None) -> Choice:
     Raises:
         ConfigError: the group has no such choice, or the class that its file names cannot be imported.
     """
-    files = options(group, extra)
+    files = group_options(group, extra)
     if name not in files:
         near = nearest(name, files)
         hint = f"did you mean '{near}'?" if near else f"python -m kvbench --help {group} lists them"
@@ -100,12 +100,12 @@ def choice(group: str, name: str, extra: Path | None = None) -> Choice:
     return Choice(
         group,
         name,
-        summary(files[name]),
+        choice_summary(files[name]),
         files[name],
         target,
         tuple(data.get("takes") or ()) if group == "method" else (),
         sets,
-        tuple(_options(rows, cls, notes, prefix, "")),
+        tuple(_nested_options(rows, cls, notes, prefix, "")),
     )
 
 
@@ -114,7 +114,7 @@ def decoding() -> Choice:
     path = conf_dir() / "config.yaml"
     text = path.read_text(encoding="utf-8")
     notes = {key.removeprefix("decoding."): note for key, note in comments(text).items() if key.startswith("decoding.")}
-    rows = tuple(_options(yaml.safe_load(text)["decoding"], DecodingConfig, notes, "decoding.", ""))
+    rows = tuple(_nested_options(yaml.safe_load(text)["decoding"], DecodingConfig, notes, "decoding.", ""))
     return Choice("decoding", "", "how answers are generated", path, None, (), (), rows)
 
 
@@ -161,7 +161,7 @@ def _fixed(group: str, key: str) -> bool:
     return key == "name" and group in ("dataset", "quantizer", "logger")
 
 
-def _options(
+def _nested_options(
     rows: Mapping[str, Any], cls: type | None, notes: Mapping[str, str], prefix: str, path: str
 ) -> Iterator[Option]:
     """Yield the options of nested keys.
@@ -179,10 +179,12 @@ def _options(
     for key, value in rows.items():
         inner = _dataclass(hints.get(key))
         if isinstance(value, Mapping) and value and (inner is not None or not fields):
-            yield from _options(value, inner, notes, f"{prefix}{key}.", f"{path}{key}.")
+            yield from _nested_options(value, inner, notes, f"{prefix}{key}.", f"{path}{key}.")
             continue
-        kind = describe(hints[key]) + _bounds(fields[key].metadata) if key in hints else ""
-        yield Option(f"{prefix}{key}", _typed(value), kind, meanings.get(key, ""), notes.get(f"{path}{key}", ""))
+        kind = describe_type(hints[key]) + _bounds(fields[key].metadata) if key in hints else ""
+        yield Option(
+            f"{prefix}{key}", _typed_default(value), kind, meanings.get(key, ""), notes.get(f"{path}{key}", "")
+        )
 
 
 def _dataclass(hint: Any) -> type | None:
@@ -201,14 +203,14 @@ def _bounds(limits: Mapping[str, Any]) -> str:
     return f", {' and '.join(words)}" if words else ""
 
 
-def _typed(value: Any, plain: re.Pattern[str] = _PLAIN) -> str:
+def _typed_default(value: Any, plain: re.Pattern[str] = _PLAIN) -> str:
     """Return a value as one types it on the command line; texts that match `plain` have no quotes."""
     if isinstance(value, str):
         return value if plain.fullmatch(value) else json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_typed(part, _PLAIN_ITEM)}" for key, part in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_typed_default(part, _PLAIN_ITEM)}" for key, part in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(_typed(part, _PLAIN_ITEM) for part in value) + "]"
+        return "[" + ",".join(_typed_default(part, _PLAIN_ITEM) for part in value) + "]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -227,19 +229,19 @@ def choice_help(words: Sequence[str], extra: Path | None = None) -> str | None:
     Raises:
         ConfigError: a group has no such choice.
     """
-    known, parts = groups(), []
+    known, parts = config_groups(), []
     for word in words:
         group, equals, names = word.partition("=")
         if group == "decoding" or group.startswith("decoding."):
-            parts.append(_text(decoding()))
+            parts.append(_choice_text(decoding()))
         elif group in known and not equals:
             parts.append(group_text(group, extra))
         elif group in known and not _free(group, names):
-            parts += [_text(choice(group, name.strip(), extra)) for name in names.split(",")]
+            parts += [_choice_text(choice(group, name.strip(), extra)) for name in names.split(",")]
     return "\n".join(dict.fromkeys(parts)) or None
 
 
-def plain(docstring: str) -> str:
+def plain_docstring(docstring: str) -> str:
     """Return a text of a docstring as one reads it on a terminal: without markup, and with values as one types them."""
     text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", docstring).replace("``", "").replace("`", "")
     return as_typed(text)
@@ -255,7 +257,7 @@ def _free(group: str, name: str) -> bool:
     return group == "model" and "/" in name
 
 
-def _text(chosen: Choice) -> str:
+def _choice_text(chosen: Choice) -> str:
     title = f"{chosen.group}={chosen.name}" if chosen.name else chosen.group
     lines = [title, *textwrap.wrap(chosen.summary, WIDTH - 2, initial_indent="  ", subsequent_indent="  ")]
     if chosen.target is not None:
@@ -280,5 +282,7 @@ def _option(option: Option) -> Iterator[str]:
     else:
         yield head
         yield from textwrap.wrap(option.comment, WIDTH - 6, initial_indent="    # ", subsequent_indent="    # ")
-    text = " ".join(part for part in (f"[{option.type}]" if option.type else "", plain(option.meaning)) if part)
+    text = " ".join(
+        part for part in (f"[{option.type}]" if option.type else "", plain_docstring(option.meaning)) if part
+    )
     yield from textwrap.wrap(text, WIDTH, initial_indent="      ", subsequent_indent="      ", break_on_hyphens=False)

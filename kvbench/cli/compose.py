@@ -26,7 +26,7 @@ from kvbench.cli import ray_options, settings
 from kvbench.cli.expand import check_sweeps
 from kvbench.cli.extra import check_folder
 from kvbench.cli.keys import Keys
-from kvbench.cli.model_choice import accept, filled
+from kvbench.cli.model_choice import accept, fill_from_checkpoint
 from kvbench.cli.overrides import (
     check_hydras,
     check_number,
@@ -41,7 +41,7 @@ from kvbench.config.prerequisites import check_here, check_launcher, check_path
 from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.load import true_name
-from kvbench.util.confdir import conf_dir, groups, options
+from kvbench.util.confdir import conf_dir, config_groups, group_options
 
 #: maximum number of combinations of choices whose keys are checked in advance; others are checked when a job starts
 MAX_COMBINATIONS = 256
@@ -82,7 +82,7 @@ class Composer:
         if extra is not None:
             check_folder(extra.absolute())
         self.extra = extra.absolute() if extra else None
-        self.groups = {group: list(options(group, self.extra)) for group in groups()}
+        self.groups = {group: list(group_options(group, self.extra)) for group in config_groups()}
         self.keys = Keys(self.groups, self.extra)
         #: what :meth:`check` has made, by the overrides of the job: plain data of a single run, and what is checked
         self._plain: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -104,7 +104,7 @@ class Composer:
         launcher = next((word.partition("=")[2] for word in texts if word.startswith("launcher=")), "local")
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             jobs = [job for variant in variants for job in self._jobs(variant, multirun, len(variants))]
-            if multirun and settings.chosen(texts, True) == []:
+            if multirun and settings.chosen_settings(texts, True) == []:
                 jobs = self._fitted(jobs)
             if here:
                 check_launcher(launcher, multirun)
@@ -116,7 +116,7 @@ class Composer:
 
         Settings stay as they are, and options of Hydra and of the launcher are left out.
         """
-        values = settings.chosen(texts, True)
+        values = settings.chosen_settings(texts, True)
         own = [text for text in texts if not text.startswith(("hydra.", "hydra/", "launcher="))]
         place = next((i for i, text in enumerate(own) if text.startswith(f"{settings.KEY}=")), None)
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
@@ -169,7 +169,7 @@ class Composer:
             return False
         try:
             config, choices = self._composed(texts)
-            self._plain = {tuple(texts): _named(config, choices)}
+            self._plain = {tuple(texts): _with_preset_name(config, choices)}
         except ConfigError:  # with the choices alone, what is wrong can be said better
             return False
         unresolved = to_plain(config, resolve=False)
@@ -227,7 +227,7 @@ class Composer:
             config, choices = self._composed(texts)
         quantizer = config.get("quantizer")
         if isinstance(quantizer, DictConfig) and isinstance(quantizer.get("name"), str):
-            quantizer["name"] = _named(config, choices)["quantizer"]["name"]
+            quantizer["name"] = _with_preset_name(config, choices)["quantizer"]["name"]
         part = config if package is None else OmegaConf.select(config, package)
         if not OmegaConf.is_config(part):
             raise ConfigError(
@@ -259,12 +259,12 @@ class Composer:
             for text in texts:
                 if text.startswith("model="):  # a launcher's worker has not seen this model yet
                     accept(self._parse(text).value(), self.groups["model"], HELP, self.extra)
-            return _named(*self._composed(texts))
+            return _with_preset_name(*self._composed(texts))
 
     def _composed(self, texts: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
         """Return the configuration of a job with the values of its checkpoint, and the choice of each group."""
         config, choices = self._by_hydra(texts)
-        return filled(config, choices.get("model"), texts, self.extra), choices
+        return fill_from_checkpoint(config, choices.get("model"), texts, self.extra), choices
 
     def _by_hydra(self, texts: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
         """Return the configuration of overrides as Hydra composes it, and the choice of each group."""
@@ -378,7 +378,7 @@ class Composer:
                 raise reason
 
 
-def _named(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
+def _with_preset_name(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return plain data (:func:`run_config`) with the name of the method's YAML file in ``method.preset``."""
     plain = run_config(config)
     if choices.get("method") and isinstance(plain.get("method"), dict):

@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, QuotedString, RangeSweep
 
-from kvbench.cli.overrides import text
+from kvbench.cli.overrides import override_text
 from kvbench.errors import ConfigError
 
 #: maximum number of jobs in a sweep, and the environment variable that changes it
@@ -42,10 +42,10 @@ def check_sweeps(overrides: Sequence[Override], groups: Collection[str], setting
     for override in overrides:
         if not override.is_sweep_override():
             continue
-        count = _count(override, groups)
+        count = _override_count(override, groups)
         if not count:
             raise ConfigError(
-                f"{override.key_or_group}={text(override)}",
+                f"{override.key_or_group}={override_text(override)}",
                 None,
                 "is an empty sweep: it matches no choice and contains no number",
                 hint=f"list the values, separated by commas: {override.key_or_group}=a,b",
@@ -64,7 +64,7 @@ def check_sweeps(overrides: Sequence[Override], groups: Collection[str], setting
         _check_twice(override)
 
 
-def _count(override: Override, groups: Collection[str]) -> int:
+def _override_count(override: Override, groups: Collection[str]) -> int:
     sweep = override.value()
     if isinstance(sweep, ChoiceSweep):
         return len(sweep.list)
@@ -72,7 +72,7 @@ def _count(override: Override, groups: Collection[str]) -> int:
         start, stop, step = (float(number) for number in (sweep.start or 0, sweep.stop or 0, sweep.step))
         if not step or not all(map(math.isfinite, (start, stop, step))):
             raise ConfigError(
-                f"{override.key_or_group}={text(override)}",
+                f"{override.key_or_group}={override_text(override)}",
                 None,
                 "is not a valid range",
                 hint="write range(START, STOP, STEP)",
@@ -80,14 +80,14 @@ def _count(override: Override, groups: Collection[str]) -> int:
         return max(0, math.ceil((stop - start) / step))
     if isinstance(sweep, Glob):
         if override.key_or_group not in groups:
-            shown = f"{override.key_or_group}={text(override)}"
+            shown = f"{override.key_or_group}={override_text(override)}"
             raise ConfigError(
                 shown, None, "glob() matches only the choices of a group", hint="list the values, separated by commas"
             )
         return sum(1 for _ in override.sweep_string_iterator())
     assert isinstance(sweep, IntervalSweep)
     raise ConfigError(
-        f"{override.key_or_group}={text(override)}",
+        f"{override.key_or_group}={override_text(override)}",
         None,
         "is an interval, but a sweep needs separate values",
         hint=f"use a range with a step: {override.key_or_group}=range({sweep.start},{sweep.end},STEP)",
@@ -105,5 +105,7 @@ def _check_twice(override: Override) -> None:
         mark = (isinstance(plain, bool), plain) if isinstance(plain, (bool, int, float, str)) else repr(plain)
         if mark in seen:
             key = override.key_or_group
-            raise ConfigError(key, text(override), f"lists {plain} twice", hint=f"list each value once: {key}=...")
+            raise ConfigError(
+                key, override_text(override), f"lists {plain} twice", hint=f"list each value once: {key}=..."
+            )
         seen.add(mark)

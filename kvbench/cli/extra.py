@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from kvbench.cli.expand import limit
-from kvbench.errors import ConfigError, cut
-from kvbench.util.confdir import groups, options
+from kvbench.errors import ConfigError, cut_text
+from kvbench.util.confdir import config_groups, group_options
 
 #: maximum number of values in a file, counting aliases at each use, and the environment variable that changes it
 MAX_VALUES = 5_000
@@ -43,7 +43,7 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(
             OPTION, folder, "is not a folder", hint="name a folder that contains, for example, method/foo.yaml"
         )
-    known = groups()
+    known = config_groups()
     if not any((folder / group).is_dir() for group in known):
         raise ConfigError(
             OPTION,
@@ -53,12 +53,12 @@ def check_folder(folder: Path) -> None:
             hint=f"create {folder}/method/foo.yaml to be able to choose method=foo",
         )
     for group in known:
-        built_in = options(group)
-        for choice, path in options(group, folder).items():
+        built_in = group_options(group)
+        for choice, path in group_options(group, folder).items():
             if folder not in path.parents:
                 continue
             if choice in built_in:
-                raise _refusal(path, f"has the same name as the built-in {group}={choice}", "rename the file")
+                raise _extra_refusal(path, f"has the same name as the built-in {group}={choice}", "rename the file")
             check_file(path, group)
 
 
@@ -80,28 +80,28 @@ def check_file(path: Path, group: str) -> None:
                 raise _too_large(path, most)
         data = yaml.safe_load(text)
     except UnicodeDecodeError as error:
-        raise _refusal(path, f"is not UTF-8 text (byte {error.start})", "save it as UTF-8") from error
+        raise _extra_refusal(path, f"is not UTF-8 text (byte {error.start})", "save it as UTF-8") from error
     except RecursionError as error:
-        raise _refusal(
+        raise _extra_refusal(
             path, f"has groups nested more than {MAX_DEPTH} levels deep", "write a flat file of KEY: VALUE lines"
         ) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
-        problem = cut(getattr(error, "problem", None) or str(error).splitlines()[0])
-        raise _refusal(
+        problem = cut_text(getattr(error, "problem", None) or str(error).splitlines()[0])
+        raise _extra_refusal(
             path, f"is not YAML{where}: {problem}", "write KEY: VALUE on each line, indented with spaces, not tabs"
         ) from error
     except (OSError, ValueError) as error:
-        raise _refusal(
-            path, f"cannot be read: {cut(str(error))}", "check that the file exists, is readable and is valid YAML"
+        raise _extra_refusal(
+            path, f"cannot be read: {cut_text(str(error))}", "check that the file exists, is readable and is valid YAML"
         ) from error
     if not isinstance(data, Mapping):
         what = "is empty" if data is None else f"contains a {type(data).__name__}"
-        raise _refusal(path, f"{what} instead of keys with values", "write KEY: VALUE on each line")
+        raise _extra_refusal(path, f"{what} instead of keys with values", "write KEY: VALUE on each line")
     for key in data:
         if not isinstance(key, str):
-            raise _refusal(path, f"has the key {key!r}, which is not text", "quote the key: 'KEY': VALUE")
+            raise _extra_refusal(path, f"has the key {key!r}, which is not text", "quote the key: 'KEY': VALUE")
     _check_scope(path, group, text, data)
 
 
@@ -115,7 +115,7 @@ def _size(node: yaml.Node, sizes: dict[int, int], above: set[int], depth: int, p
         RecursionError: the tree is nested too deeply.
     """
     if id(node) in above:
-        raise _refusal(
+        raise _extra_refusal(
             path, "has an alias to a group that contains the alias itself", "replace the alias by the values"
         )
     if id(node) in sizes:
@@ -130,7 +130,9 @@ def _size(node: yaml.Node, sizes: dict[int, int], above: set[int], depth: int, p
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in keys:
                     line = key.start_mark.line + 1
-                    raise _refusal(path, f"has the key {key.value} twice; line {line} repeats it", "give each key once")
+                    raise _extra_refusal(
+                        path, f"has the key {key.value} twice; line {line} repeats it", "give each key once"
+                    )
                 keys.add(key.value)
             total += _size(key, sizes, above, depth + 1, path) + _size(value, sizes, above, depth + 1, path)
     elif isinstance(node, yaml.SequenceNode):
@@ -146,14 +148,14 @@ def _check_scope(path: Path, group: str, text: str, data: Mapping[str, Any]) -> 
         return
     package = re.search(r"^#\s*@package\s+(\S+)", text, flags=re.MULTILINE)
     if package and package[1] not in ("_group_", group):
-        raise _refusal(
+        raise _extra_refusal(
             path,
             f"writes to {package[1]} (# @package), but a choice of {group} may set only {group}",
             "remove that line, or move the file to experiment/, where presets of several groups belong",
         )
     defaults = data.get("defaults", [])
     if not isinstance(defaults, list):
-        raise _refusal(path, "its defaults are not a list", "write defaults: [_self_]")
+        raise _extra_refusal(path, "its defaults are not a list", "write defaults: [_self_]")
     for item in defaults:
         if isinstance(item, str):  # another choice of the same group
             continue
@@ -161,7 +163,7 @@ def _check_scope(path: Path, group: str, text: str, data: Mapping[str, Any]) -> 
             target = str(key).removeprefix("override ").strip().lstrip("/").partition("@")[0]
             mine = target == group or (group, target) in (("method", "quantizer"), ("launcher", "hydra/launcher"))
             if not mine:
-                raise _refusal(
+                raise _extra_refusal(
                     path,
                     f"chooses {target} in its defaults, but a choice of {group} may set only {group}",
                     "move the file to experiment/, where presets of several groups belong",
@@ -169,12 +171,12 @@ def _check_scope(path: Path, group: str, text: str, data: Mapping[str, Any]) -> 
 
 
 def _too_large(path: Path, most: int) -> ConfigError:
-    return _refusal(
+    return _extra_refusal(
         path,
         f"has more than {most} values (an alias counts as all the values that it refers to)",
         f"shorten the file, or raise the limit: {MAX_VALUES_NAME}={10 * most} python -m kvbench ...",
     )
 
 
-def _refusal(path: Path, problem: str, hint: str) -> ConfigError:
+def _extra_refusal(path: Path, problem: str, hint: str) -> ConfigError:
     return ConfigError(f"{OPTION}: {path}", None, problem, hint=hint)

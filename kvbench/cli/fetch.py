@@ -25,7 +25,7 @@ from kvbench.models.spec import ModelConfig
 from kvbench.retrieval.encoders import fetch_weights
 from kvbench.tasks import data, hub_files
 from kvbench.tasks.data import HubSource
-from kvbench.util.confdir import options, read_choice
+from kvbench.util.confdir import group_options, read_choice
 from kvbench.util.progress import say
 from kvbench.util.schema import MOST_TOKENS, build
 
@@ -44,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(folded(f"{__doc__}\nusage: python -m kvbench.fetch {usage}"))
         return 0 if arguments else 2
     try:
-        _check(arguments)
+        _check_fetch(arguments)
         done: set[str] = set()
         for config in configurations(arguments):
-            for line in fetch(config, named(arguments)):
+            for line in fetch(config, named_groups(arguments)):
                 if line not in done:
                     print(line)
                 done.add(line)
@@ -60,13 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check(arguments: Sequence[str]) -> None:
+def _check_fetch(arguments: Sequence[str]) -> None:
     """Raise ConfigError if the command line has an option, or names nothing to fetch."""
     for text in arguments:
         if text.startswith("-"):
             several = "; several names are a list: dataset=gsm8k,longbench" if text in ("--multirun", "-m") else ""
             raise ConfigError(text, None, "is no option of kvbench.fetch", hint=f"leave it out{several}")
-    if not named(arguments):
+    if not named_groups(arguments):
         raise ConfigError(
             " ".join(arguments),
             None,
@@ -75,7 +75,7 @@ def _check(arguments: Sequence[str]) -> None:
         )
 
 
-def named(overrides: Sequence[str]) -> set[str]:
+def named_groups(overrides: Sequence[str]) -> set[str]:
     """Return which of the groups dataset, model and method occur in the overrides; only files for these are fetched."""
     return {text.partition("=")[0].partition(".")[0] for text in overrides} & {"dataset", "model", "method"}
 
@@ -89,7 +89,9 @@ def configurations(overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
         ConfigError: a choice, key or value is wrong.
     """
     composer = Composer()
-    if "model" not in named(overrides):  # data are fetched for any model: their prompts need not fit the default one
+    if "model" not in named_groups(
+        overrides
+    ):  # data are fetched for any model: their prompts need not fit the default one
         overrides = [*overrides, f"model.max_length={MOST_TOKENS}"]
     for job in composer.check(overrides, multirun=True):
         yield composer.plain(job)
@@ -129,7 +131,7 @@ def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
     for source, part in task.files():
         for line in _size(source, part, what):
             say(line)
-        file = data.find(source, part, None, what, remedy=REMEDY)
+        file = data.find_records(source, part, None, what, remedy=REMEDY)
         count += 1
         yield f"{what}: {file}"
     if not count:
@@ -164,7 +166,7 @@ def fetch_model(model: ModelConfig) -> str:
 def encoders(method: Mapping[str, Any]) -> list[str]:
     """Return the retrieval encoders that a method (group ``method``) needs: its own, and that of a draft method."""
     names = [method.get("encoder")]
-    draft = options("method").get(str(method.get("draft")))
+    draft = group_options("method").get(str(method.get("draft")))
     if draft is not None and method.get("gamma"):
         changed = method.get("draft_options") or {}
         names.append(changed.get("encoder", read_choice(draft).get("encoder")))

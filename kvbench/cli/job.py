@@ -39,7 +39,7 @@ def composer_of(extra: Path | None) -> Composer:
     return Composer(extra)
 
 
-def run(
+def outcome_of_job(
     configure: Callable[[], RunConfig],
     *,
     row: Callable[[], dict[str, Any]] | None = None,
@@ -53,9 +53,9 @@ def run(
 
     def act() -> dict[str, Any]:
         checked = configure()
-        from kvbench.runner.run import run as run_it
+        from kvbench.runner.run import answer_run
 
-        return run_it(checked) if begun is None else run_it(checked, begun)
+        return answer_run(checked) if begun is None else answer_run(checked, begun)
 
     def plain() -> dict[str, Any] | None:
         try:

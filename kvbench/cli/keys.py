@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from kvbench.cli.overrides import value
 from kvbench.config.run_config import GROUPS, DecodingConfig
 from kvbench.errors import ConfigError, nearest
-from kvbench.util.confdir import options, read_choice
+from kvbench.util.confdir import group_options, read_choice
 from kvbench.util.schema import field_names, unknown
 
 
@@ -62,7 +62,7 @@ class Keys:
         return sorted({*self.groups, *GROUPS})
 
     def _files(self, group: str) -> dict[str, Path]:
-        return options(group, self.extra) if group in self.groups else {}
+        return group_options(group, self.extra) if group in self.groups else {}
 
     def _homes(self, name: str, groups: Sequence[str] = GROUPS) -> list[str]:
         """Return ``GROUP.name`` for each group in which some choice has the key `name`."""

@@ -13,11 +13,11 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli import job, settings
-from kvbench.cli.arguments import parse as arguments_of
+from kvbench.cli.arguments import parse_arguments
 from kvbench.cli.overrides import explain, template
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.parallel import launch
-from kvbench.results.sweeps import SWEEPS, named, read_manifest
+from kvbench.results.sweeps import SWEEPS, named_sweep, read_manifest
 from kvbench.util.door import INTERRUPTED
 from kvbench.util.progress import say, show, silence
 
@@ -98,7 +98,7 @@ def _main(argv: list[str]) -> int:
 
         show(f"kvbench {kvbench.__version__}")
         return 0
-    arguments = arguments_of(argv)
+    arguments = parse_arguments(argv)
     if arguments.resume is not None:
         return _main(_resumed(arguments.resume))
     extra = Path(arguments.config_dir).absolute() if arguments.config_dir is not None else None
@@ -132,7 +132,7 @@ def _main(argv: list[str]) -> int:
         from kvbench.cli.multirun import by_hydra
 
         return by_hydra(arguments.argv(settings.variants(overrides, arguments.multirun)[0]))
-    return _conclude(job.run(lambda: composer.configuration(jobs[0])))
+    return _conclude(job.outcome_of_job(lambda: composer.configuration(jobs[0])))
 
 
 def _resumed(name: str) -> list[str]:
@@ -141,7 +141,7 @@ def _resumed(name: str) -> list[str]:
     Raises:
         KvbenchError: there is no such sweep, or its command would record another one when started in this folder.
     """
-    folder = named(SWEEPS, name)
+    folder = named_sweep(SWEEPS, name)
     command = list(read_manifest(folder).command)
     chosen = [Path(text.partition("=")[2].strip("'\"")) for text in command if text.startswith("hydra.sweep.dir=")]
     if folder.absolute() != (chosen[-1] if chosen else SWEEPS / folder.name).absolute():
@@ -160,5 +160,5 @@ def _conclude(outcome: job.Outcome) -> int:
     from kvbench.results.store import DONE
 
     if outcome.get("metrics"):
-        show(tables.summary([outcome["metrics"]]))
+        show(tables.table_text([outcome["metrics"]]))
     return 0 if outcome["status"] in DONE else int(outcome.get("exit_code", 1))

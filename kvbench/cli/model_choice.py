@@ -2,7 +2,7 @@
 
 Hydra accepts only choices that it can look up. A repository or folder after ``model=`` is therefore registered in
 memory as a choice with the default keys of the group (:data:`kvbench.models.by_name.PLAIN`); launchers pass it on to
-their workers. After composition, :func:`filled` adds the values from the checkpoint's files.
+their workers. After composition, :func:`fill_from_checkpoint` adds the values from the checkpoint's files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvbench.errors import ConfigError
 from kvbench.models import by_name
 from kvbench.models.labels import labelled
-from kvbench.util.confdir import conf_dir, options, read_choice
+from kvbench.util.confdir import conf_dir, group_options, read_choice
 
 
 def accept(choice: Any, presets: Sequence[str], listing: str, extra: Path | None = None) -> None:
@@ -33,7 +33,7 @@ def accept(choice: Any, presets: Sequence[str], listing: str, extra: Path | None
             would confuse with the file of a preset.
     """
     name = choice.strip("'\"") if isinstance(choice, str) else choice
-    by_name.check(name, presets, listing)
+    by_name.check_model_name(name, presets, listing)
     if name in presets:
         return
     for folder in filter(None, (conf_dir(), extra)):
@@ -48,7 +48,9 @@ def accept(choice: Any, presets: Sequence[str], listing: str, extra: Path | None
     )
 
 
-def filled(config: DictConfig, choice: str | None, texts: Sequence[str], extra: Path | None = None) -> DictConfig:
+def fill_from_checkpoint(
+    config: DictConfig, choice: str | None, texts: Sequence[str], extra: Path | None = None
+) -> DictConfig:
     """Set the model's name, context length and chat setting from its checkpoint, and return the configuration.
 
     Values that the user has set in the overrides `texts` are kept. Nothing changes if `choice`, the value of
@@ -58,7 +60,7 @@ def filled(config: DictConfig, choice: str | None, texts: Sequence[str], extra: 
     Raises:
         ConfigError: there is no such checkpoint, or its config.json cannot be read.
     """
-    presets = options("model", extra)
+    presets = group_options("model", extra)
     model = config.get("model")
     if choice is None or not isinstance(model, DictConfig):
         return config
@@ -73,7 +75,7 @@ def filled(config: DictConfig, choice: str | None, texts: Sequence[str], extra: 
         preset = read_choice(presets[choice])
         checked = labelled(group, preset, keys)
     else:
-        checked = by_name.described(choice, group, keys, presets)
+        checked = by_name.complete_unlisted(choice, group, keys, presets)
     with open_dict(config):
         config["model"] = checked
     return config

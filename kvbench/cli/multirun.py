@@ -68,7 +68,7 @@ def run_sweep(argv: Sequence[str], arguments: Arguments, composer: Composer, tex
     """Run or continue the sweep of a command line, whose overrides the composer has checked; return the exit status."""
     from kvbench.models import shared
 
-    call = prepare(argv, texts, composer.typed(texts), composer.extra, with_fp16=arguments.with_fp16)
+    call = prepare_sweep(argv, texts, composer.typed(texts), composer.extra, with_fp16=arguments.with_fp16)
     unit.forget()
     interrupted = False
     try:
@@ -109,7 +109,7 @@ def by_hydra(argv: Sequence[str]) -> int:
     return 0
 
 
-def prepare(
+def prepare_sweep(
     argv: Sequence[str],
     overrides: Sequence[str],
     jobs: Sequence[Sequence[str]],
@@ -134,7 +134,7 @@ def prepare(
     for_launcher = [text for text in overrides if text.startswith(("hydra.", "hydra/", "launcher="))]
     os.environ[JOBS] = str(len(planned))
     os.environ[SIDE_BY_SIDE] = "1" if launcher in ("joblib", "submitit_local", "ray") else ""
-    current = _folder(argv, planned, launcher, named[-1] if named else None)
+    current = _sweep_folder(argv, planned, launcher, named[-1] if named else None)
     os.environ[sweep.TOKEN] = current.manifest.token
     todo, ended = list(planned), []
     if launcher != "local":  # a job of another process costs a start, and a machine without the results repeats it all
@@ -146,7 +146,7 @@ def prepare(
     return Call(current, todo, ended, [*for_launcher, *directory, text], launcher)
 
 
-def _folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: str | None) -> Sweep:
+def _sweep_folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: str | None) -> Sweep:
     """Return the sweep of a command: the latest one with the same command and jobs, or a new one."""
     command = tuple(argv)
     manifest = Manifest(
@@ -165,7 +165,7 @@ def _folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: s
         check_writable(named, "hydra.sweep.dir")
         folder = Path(named)
         folder.mkdir(parents=True, exist_ok=True)
-        before = _same(folder, command)
+        before = _sweep_of_command(folder, command)
     else:
         before = sweeps.newest(sweep.SWEEPS, command)
         folder = before.folder if before is not None else sweep.new_folder()
@@ -187,7 +187,7 @@ def _folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: s
             f"`python -m kvbench.report --sweep {current.name}` shows them"
         )
     with suppress(OSError):  # it only informs those who watch
-        atomic.write(current.folder / sweeps.DRIVER, (json.dumps(sweeps.here()) + "\n").encode())
+        atomic.replace_file(current.folder / sweeps.DRIVER, (json.dumps(sweeps.here()) + "\n").encode())
     return current
 
 
@@ -196,7 +196,7 @@ def _repeats(planned: Sequence[Job]) -> bool:
     return any(text in ("runtime.rerun=times", "runtime.rerun=all") for one in planned for text in one.overrides)
 
 
-def _same(folder: Path, command: tuple[str, ...]) -> Sweep | None:
+def _sweep_of_command(folder: Path, command: tuple[str, ...]) -> Sweep | None:
     """Return the sweep in `folder` if it was started with the same command; else None."""
     try:
         there = Sweep.open(folder)
@@ -259,12 +259,12 @@ def conclude(call: Call, *, interrupted: bool = False) -> int:
     done = [by_number[number] for number in sorted(by_number)]
     rows = ranking.best_first([outcome["metrics"] for outcome in done if outcome.get("metrics")])
     if rows:
-        show(tables.summary(rows))
+        show(tables.table_text(rows))
     failed = [outcome for outcome in done if outcome["status"] not in DONE]
-    say(_count(done, expected))
+    say(_count_line(done, expected))
     unwritten = _record_late(folder, call.sweep.manifest.token)
     if rows and launch.rank() == 0:
-        _keep(folder, rows)
+        _keep_table(folder, rows)
     if rows and "logger=wandb" in call.sweep.manifest.command:
         say(
             f"to send this table and its plots to W&B: python -m kvbench.publish --sweep {shlex.quote(call.sweep.name)}"
@@ -295,15 +295,15 @@ def _record_late(folder: Path, token: str) -> int:
     return unwritten
 
 
-def _keep(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def _keep_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     try:
-        path = sweep.keep_table(folder, tables.markdown(rows), tables.to_csv(rows))
+        path = sweep.keep_table(folder, tables.runs_markdown(rows), tables.runs_csv(rows))
         say(f"table: {path} and, as CSV, in the same folder")
     except OSError as error:
         say(f"the sweep's table cannot be written to {folder}: {error.strerror or error}")
 
 
-def _count(done: Sequence[Outcome], expected: int) -> str:
+def _count_line(done: Sequence[Outcome], expected: int) -> str:
     """Return a line with the number of jobs by status, and how many of them were complete before."""
     ended = Counter(outcome["status"] for outcome in done)
     before = sum(outcome["status"] == "ok" and outcome.get("before", False) for outcome in done)

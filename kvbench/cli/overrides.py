@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hydra.core.override_parser.types import Override, QuotedString
 
-from kvbench.errors import ConfigError, cut
+from kvbench.errors import ConfigError, cut_text
 
 #: maximum length of a number in characters
 LONGEST_NUMBER = 300
@@ -22,11 +22,11 @@ def is_hydras(override: Override) -> bool:
 def value(override: Override) -> str:
     """Return the value of an override as text; if it lists values for a sweep, the text after ``=`` as typed."""
     if override.is_sweep_override():
-        return text(override)
+        return override_text(override)
     return "" if override.is_delete() and override.value() is None else override.get_value_element_as_str()
 
 
-def text(override: Override) -> str:
+def override_text(override: Override) -> str:
     """Return the text after the first ``=`` of an override, as typed."""
     return (override.input_line or "").partition("=")[2]
 
@@ -108,7 +108,7 @@ def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> No
 
 def check_number(override: Override) -> None:
     """Raise ConfigError if an override contains a number that is too long or out of a float's range (``1e-400``)."""
-    for word in text(override).strip("[]()").replace("choice(", "").split(","):
+    for word in override_text(override).strip("[]()").replace("choice(", "").split(","):
         typed = word.strip()
         if not re.fullmatch(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?", typed):
             continue
@@ -168,7 +168,7 @@ def explain(error: Exception, texts: Sequence[str]) -> ConfigError:
         if isinstance(cause, KeyboardInterrupt):
             raise KeyboardInterrupt from error
         cause = cause.__cause__ or cause.__context__
-    problem = cut(first_line(error))
+    problem = cut_text(first_line(error))
     hint = "install the launcher's plugin: pip install 'kvbench[launch]'" if "hydra/launcher" in str(error) else ""
     return ConfigError(" ".join(texts) or "configuration", None, problem, hint=hint)
 

@@ -41,7 +41,7 @@ def ordered(jobs: Sequence[Sequence[str]], *, with_fp16: bool = False) -> list[J
     jobs = [list(job) for job in jobs]
     if with_fp16:
         jobs += _references(jobs)
-    models = _ranks([_part(job, MODEL) for job in jobs])
+    models = _ranks([_overrides_of(job, MODEL) for job in jobs])
     others = _ranks([_rest(job) if shares(job) else () for job in jobs])
     places = sorted(range(len(jobs)), key=lambda i: (models[i], others[i], not _is_fp16(jobs[i]), i))
     chosen = [tuple(jobs[place]) for place in places]
@@ -71,7 +71,7 @@ def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
 
     names = []
     for job, texts in zip(jobs, varying, strict=True):
-        chosen = texts or [text for text in job if _named(text, METHOD)] or list(job)
+        chosen = texts or [text for text in job if _sets_named(text, METHOD)] or list(job)
         names.append(" ".join(map(shown, chosen)) or "fp16")
     return names
 
@@ -121,35 +121,35 @@ def _references(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return an fp16 job for each group of jobs that differ only in the method and that has no fp16 job."""
     present = {_rest(job) for job in jobs if _is_fp16(job)}
     missing = dict.fromkeys(_rest(job) for job in jobs if _rest(job) not in present)
-    return [["method=fp16", *(["quantizer=none"] if _preset(rest) else []), *rest] for rest in missing]
+    return [["method=fp16", *(["quantizer=none"] if _has_preset(rest) else []), *rest] for rest in missing]
 
 
-def _preset(job: Sequence[str]) -> bool:
+def _has_preset(job: Sequence[str]) -> bool:
     """Return True if a job has a preset (``experiment=...``), which may choose a method and a quantizer."""
-    return any(text != "experiment=null" for text in _part(job, ("experiment",)))
+    return any(text != "experiment=null" for text in _overrides_of(job, ("experiment",)))
 
 
 def _is_fp16(job: Sequence[str]) -> bool:
-    chosen = tuple(text for text in _part(job, METHOD) if text != "quantizer=none")
+    chosen = tuple(text for text in _overrides_of(job, METHOD) if text != "quantizer=none")
     if not chosen:  # the default, unless a preset chooses a method
-        return not _preset(job)
+        return not _has_preset(job)
     return chosen in (("method=fp16",), (f"{SETTING}=fp16",))
 
 
 def _rest(job: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides of a job that do not concern the method."""
-    return _where(job, lambda text: not _named(text, METHOD))
+    return _where(job, lambda text: not _sets_named(text, METHOD))
 
 
-def _part(job: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    return _where(job, lambda text: _named(text, names))
+def _overrides_of(job: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    return _where(job, lambda text: _sets_named(text, names))
 
 
 def _where(job: Sequence[str], wanted: Callable[[str], bool]) -> tuple[str, ...]:
     return tuple(text for text in job if wanted(text))
 
 
-def _named(text: str, names: Sequence[str]) -> bool:
+def _sets_named(text: str, names: Sequence[str]) -> bool:
     """Return True if an override sets one of the named options, or an option of one of the named groups."""
     key = text.partition("=")[0]
     return any(key == name or key.startswith(f"{name}.") for name in names)

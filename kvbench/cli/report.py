@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.cli import report_page
-from kvbench.cli.report_runs import RUNS, Code, begun, find, marked
+from kvbench.cli.report_runs import RUNS, Code, begun, find_run, marked
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.page.sweep import FollowedSweep
 from kvbench.results import code as codes
 from kvbench.results import compare, ranking, record, ruler, sweeps, tables
-from kvbench.results.columns import LIST, RunLine, columns
+from kvbench.results.columns import LIST, RunLine, shown_columns
 from kvbench.results.store import RunStore, find_runs
 from kvbench.results.sweeps import Progress, Sweep
 from kvbench.runner import sources
@@ -34,7 +34,7 @@ _UNLISTED: dict[str, Any] = {"timings": {}, "errors": [], "inter_token": {}, "so
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.report`` and return the exit status; print errors to standard error."""
-    arguments = _parser().parse_args(argv)
+    arguments = _report_parser().parse_args(argv)
     try:
         return _main(arguments)
     except KvbenchError as error:
@@ -61,12 +61,15 @@ def _main(arguments: argparse.Namespace) -> int:
             "DIR, or start a run: python -m kvbench method=kivi"
         )
     if arguments.compare:
-        comparison = compare.compare(*(_whole(find(stores, name)) for name in arguments.compare))
+        comparison = compare.compare_runs(*(_undamaged_run(find_run(stores, name)) for name in arguments.compare))
         if arguments.format == "screen":
-            print(table.text(compare.screen(comparison)))
+            print(table.render_text(compare.comparison_screen(comparison)))
         else:
             print(
-                compare.markdown(comparison) if arguments.format == "markdown" else compare.to_csv(comparison), end=""
+                compare.comparison_markdown(comparison)
+                if arguments.format == "markdown"
+                else compare.comparison_csv(comparison),
+                end="",
             )
         return 0
     if not arguments.show:
@@ -75,7 +78,7 @@ def _main(arguments: argparse.Namespace) -> int:
                 "--format", arguments.format, "needs --show or --compare", hint="add --show RUN, or leave out --format"
             )
         return _list(stores)
-    chosen = [_whole(find(stores, name)) for name in arguments.show]
+    chosen = [_undamaged_run(find_run(stores, name)) for name in arguments.show]
     runs = []
     for store in chosen:
         metrics = store.metrics()
@@ -86,17 +89,17 @@ def _main(arguments: argparse.Namespace) -> int:
     if not runs:
         return 1
     if arguments.format == "markdown":
-        print(tables.markdown(runs), end="")
+        print(tables.runs_markdown(runs), end="")
     elif arguments.format == "csv":
-        print(tables.to_csv(runs), end="")
+        print(tables.runs_csv(runs), end="")
     else:
-        print(tables.summary(runs))
+        print(tables.table_text(runs))
         for store in chosen:
             _details(store)
     return 0
 
 
-def _whole(store: RunStore) -> RunStore:
+def _undamaged_run(store: RunStore) -> RunStore:
     """Return a run that was named; raise KvbenchError if its `metrics.json` is damaged."""
     problem = store.problem()
     if problem:
@@ -104,7 +107,7 @@ def _whole(store: RunStore) -> RunStore:
     return store
 
 
-def _parser() -> argparse.ArgumentParser:
+def _report_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kvbench.report", description="Show the runs on disk as tables.")
     parser.add_argument("--results", type=Path, default=RUNS, help="folder of the runs (default: %(default)s)")
     what = parser.add_mutually_exclusive_group()
@@ -121,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         default="screen",
         help="output format of --show and --compare (default: %(default)s)",
     )
-    report_page.add(parser, what)
+    report_page.add_page_options(parser, what)
     parser.add_argument(
         "--watch", action="store_true", help="with --sweep ID: show the table again whenever a job starts or ends"
     )
@@ -140,7 +143,7 @@ def _list(stores: Sequence[RunStore]) -> int:
             continue
         run = marked(store, metrics, code=code) if metrics else begun(store, code)
         named.append({"label": run["label"], "config": run["config"], "env": run.get("env")})
-        runs.append(record.read({**run, **_UNLISTED}))
+        runs.append(record.read_metrics({**run, **_UNLISTED}))
     if not runs:
         raise KvbenchError(
             "none of the runs can be read.\n  hint: run their commands again, or name other --results DIR"
@@ -148,11 +151,11 @@ def _list(stores: Sequence[RunStore]) -> int:
     lines = [
         RunLine(name, run) for name, run in zip(tables.labels(named, beside=("model", "dataset")), runs, strict=True)
     ]
-    chosen = [column for column in columns(lines, LIST) if column.cell is not None]
+    chosen = [column for column in shown_columns(lines, LIST) if column.cell is not None]
     body = [[Cell(column.cell(line).main) for column in chosen if column.cell is not None] for line in lines]
     wraps = [i for i, column in enumerate(chosen) if column.wraps]  # on a narrow terminal, only texts wrap
     grid = Grid([column.name for column in chosen], body, left=range(len(chosen)), wraps=wraps)
-    print(table.text(grid.drawn(gap=1)))
+    print(table.render_text(grid.drawn(gap=1)))
     return 0
 
 
@@ -243,19 +246,19 @@ def show(sweep: Sweep, *, watch: bool = False) -> int:
                 entries = followed.progress()
                 if watch and sys.stdout.isatty():
                     print(_CLEAR, end="")
-                print("\n".join(_text(sweep, entries, driven)), flush=True)
+                print("\n".join(_sweep_lines(sweep, entries, driven)), flush=True)
             if not watch or not (driven or any(entry.state == "running" for entry in followed.progress())):
                 break
             time.sleep(EVERY_S)
     return 0 if all(entry.state == "done" for entry in followed.progress()) else 1
 
 
-def _text(sweep: Sweep, entries: Sequence[Progress], driven: bool) -> list[str]:
+def _sweep_lines(sweep: Sweep, entries: Sequence[Progress], driven: bool) -> list[str]:
     """Return the lines about a sweep: its table, its counts, and the jobs that are not done."""
     rows = ranking.best_first([entry.metrics for entry in entries if entry.metrics is not None])
     states = {"done": "done", "running": "running", "failed": "failed", "missing": "not started"}
     counts = {text: sum(entry.state == state for entry in entries) for state, text in states.items()}
-    lines = [tables.summary(rows)] if rows else []
+    lines = [tables.table_text(rows)] if rows else []
     lines.append(
         f"sweep {sweep.manifest.id}: {sweeps.in_words(len(entries))}, "
         + ", ".join(f"{count} {text}" for text, count in counts.items() if count)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvbench.cli.report_runs import RUNS, Code, begun, find, marked, results_above, runs_of
+from kvbench.cli.report_runs import RUNS, Code, begun, find_run, marked, results_above, runs_of
 from kvbench.config.command import changes, command
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.page import papers, server
@@ -29,7 +29,7 @@ PAGE = "report.html"
 _PAGE_OPTIONS = "--html, --serve or --figures"
 
 
-def add(parser: argparse.ArgumentParser, what: Any) -> None:
+def add_page_options(parser: argparse.ArgumentParser, what: Any) -> None:
     """Add ``--pair`` to the parser, and ``--html``, ``--serve`` and ``--figures`` to its exclusive group `what`."""
     what.add_argument(
         "--html",
@@ -72,7 +72,7 @@ def add(parser: argparse.ArgumentParser, what: Any) -> None:
 
 def sweep_of(arguments: argparse.Namespace) -> sweeps.Sweep:
     """Return the sweep that ``--sweep`` names. Raises KvbenchError if there is none, or it has no valid manifest."""
-    return sweeps.Sweep.open(sweeps.named(results_above(arguments.results) / "sweeps", arguments.sweep))
+    return sweeps.Sweep.open(sweeps.named_sweep(results_above(arguments.results) / "sweeps", arguments.sweep))
 
 
 def wanted(arguments: argparse.Namespace) -> bool:
@@ -99,8 +99,8 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.serve is not None:
         return _serve(report, arguments.serve)
     if arguments.figures is not None:
-        return _draw(report, arguments.figures)
-    return _write(report, beside(report.folder) if arguments.html is True else arguments.html)
+        return _draw_figures(report, arguments.figures)
+    return _write_page(report, beside(report.folder) if arguments.html is True else arguments.html)
 
 
 def beside(runs: Path) -> Path:
@@ -109,7 +109,7 @@ def beside(runs: Path) -> Path:
 
 
 def _report(arguments: argparse.Namespace) -> Report:
-    sweep, choose, folder = _chosen(arguments)
+    sweep, choose, folder = _chosen_runs(arguments)
     stores = choose()
     above = results_above(folder)
     if not stores and arguments.serve is None and (sweep is None or arguments.figures is not None):
@@ -124,7 +124,7 @@ def _report(arguments: argparse.Namespace) -> Report:
                 "DIR, or start a run: python -m kvbench method=kivi"
             )
         print(f"note: there are no runs in {folder}; the page shows the papers' items in {above}", file=sys.stderr)
-    pairs = [(find(stores, a).run_id, find(stores, b).run_id) for a, b in arguments.pair]
+    pairs = [(find_run(stores, a).run_id, find_run(stores, b).run_id) for a, b in arguments.pair]
     for a, b in pairs:
         if a == b:
             raise ConfigError("--pair", f"{a} {b}", "names one run twice", hint="name two runs: --pair A B")
@@ -139,14 +139,14 @@ def _report(arguments: argparse.Namespace) -> Report:
     )
 
 
-def _chosen(arguments: argparse.Namespace) -> tuple[FollowedSweep | None, Callable[[], list[RunStore]], Path]:
+def _chosen_runs(arguments: argparse.Namespace) -> tuple[FollowedSweep | None, Callable[[], list[RunStore]], Path]:
     """Return the sweep to show if there is one, a function that returns the runs to show, and their folder.
 
     A sweep of an older version has no manifest; then only the runs of its finished jobs are known.
     """
     if arguments.sweep is None:
         return None, lambda: find_runs(arguments.results), arguments.results
-    place = sweeps.named(results_above(arguments.results) / "sweeps", arguments.sweep)
+    place = sweeps.named_sweep(results_above(arguments.results) / "sweeps", arguments.sweep)
     if not (place / sweeps.MANIFEST).exists():
         return None, lambda: _among(arguments.results, sweeps.run_ids(place)), arguments.results
     sweep = sweeps.Sweep.open(place)
@@ -175,13 +175,13 @@ def reader() -> Callable[[RunStore], Entry | None]:
     return read
 
 
-def _write(report: Report, path: Path) -> int:
+def _write_page(report: Report, path: Path) -> int:
     check_writable(str(path), "--html", file=True)
     data = report.data()
     text = html(data).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(path, text)
+        atomic.replace_file(path, text)
     except OSError as error:
         raise KvbenchError(
             f"{path}: cannot be written: {error.strerror or error}.\n  hint: name another file: --html FILE"
@@ -199,14 +199,14 @@ def _serve(report: Report, port: int) -> int:
     return 0
 
 
-def _draw(report: Report, folder: Path) -> int:
+def _draw_figures(report: Report, folder: Path) -> int:
     check_packages([Package("matplotlib", "--figures", str(folder), "run pip install 'kvbench[plot]'")])
     check_writable(str(folder), "--figures")
-    from kvbench.page.figures import figures
+    from kvbench.page.figures import write_plots
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        title, files = figures(report.data(), folder)
+        title, files = write_plots(report.data(), folder)
     except OSError as error:
         raise KvbenchError(
             f"{folder}: a plot cannot be written: {error.strerror or error}.\n"

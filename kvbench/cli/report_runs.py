@@ -76,7 +76,7 @@ def begun(store: RunStore, code: Callable[[Mapping[str, Any]], codes.Code] = sou
     }
 
 
-def find(stores: Sequence[RunStore], name: str) -> RunStore:
+def find_run(stores: Sequence[RunStore], name: str) -> RunStore:
     """Return the run whose id, or its second half, begins with `name`; raise KvbenchError unless exactly one does."""
     if not name:
         raise KvbenchError("the name of a run is empty.\n  hint: python -m kvbench.report lists all runs")

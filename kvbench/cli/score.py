@@ -36,7 +36,7 @@ _GSM8K = ("gsm8k", "gsm8k_logquant")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.score`` and return the exit status; print errors to standard error."""
-    arguments = _parser().parse_args(argv)
+    arguments = _score_parser().parse_args(argv)
     try:
         if arguments.output is not None:
             check_writable(str(arguments.output), "--output", file=True)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.format == "json":
         print(json.dumps(report, indent=2))
     elif arguments.format == "markdown":
-        print(_markdown(report), end="")
+        print(_score_markdown(report), end="")
     else:
         _print(report)
     return 0
@@ -98,7 +98,7 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
                 f"{path} contains two files of outputs for the task {_stem(file)}.\n  hint: remove one, or "
                 f"score {file} separately"
             )
-        if known(_stem(file)):
+        if known_task(_stem(file)):
             scores[_stem(file)] = _score_file(_stem(file), file)
         else:
             skipped.append(file.name)
@@ -136,7 +136,7 @@ def _score_file(task: str, path: Path) -> dict[str, Any]:
 
 
 def _check_known(task: str) -> None:
-    if not known(task):
+    if not known_task(task):
         near = nearest(task, [*longbench.METRICS, *EXTENDED, *_GSM8K])
         hint = (
             f"did you mean --task {near}?"
@@ -167,30 +167,32 @@ def _score_placed(task: str, records: Iterable[tuple[str, Any]], where: str) -> 
         "stderr": None if error is None else round(100 * error, 2),
         "n": len(rows),
         "variants": {
-            name: longbench.mean([row[name] for row in rows]) for name in rows[0] if name not in ("score", "length")
+            name: longbench.longbench_mean([row[name] for row in rows])
+            for name in rows[0]
+            if name not in ("score", "length")
         },
     }
     if task.endswith("_e"):
         parts: dict[str, list[float]] = {"0-4k": [], "4-8k": [], "8k+": []}
         for row in rows:
             parts[longbench.bucket(row["length"])].append(row["score"])
-        entry["buckets"] = {name: longbench.mean(part) if part else None for name, part in parts.items()}
+        entry["buckets"] = {name: longbench.longbench_mean(part) if part else None for name, part in parts.items()}
     return entry
 
 
-def known(task: str) -> bool:
+def known_task(task: str) -> bool:
     """Return True if `task` is a task of LongBench, LongBench-E or GSM8K."""
     return task in _GSM8K or task in longbench.METRICS or task in EXTENDED
 
 
 def _longbench(task: str, record: Record, where: str) -> dict[str, Any]:
-    prediction, answers = _text(record, RESPONSES, where), _field(record, ANSWERS, where)
+    prediction, answers = _text_field(record, RESPONSES, where), _field(record, ANSWERS, where)
     answers, classes = [answers] if isinstance(answers, str) else answers, record.get("all_classes")
     TEXTS.check(answers, "/".join(ANSWERS), where)
     TEXTS_OR_NULL.check(classes, "all_classes", where)
     if problem := longbench.unanswerable(task, answers, classes):
         raise DataError(f"{where}: {problem}.")
-    row: dict[str, Any] = {"score": longbench.score(task, prediction, answers, classes)}
+    row: dict[str, Any] = {"score": longbench.score_longbench(task, prediction, answers, classes)}
     limited = longbench.limited_rouge(task, prediction, answers)
     if limited is not None:
         row["rouge_1_0_1"] = limited
@@ -204,16 +206,16 @@ def _gsm8k(task: str, record: Record, where: str) -> dict[str, Any]:
     document = record.get("doc")
     answer = document["answer"] if isinstance(document, Mapping) and "answer" in document else None
     if answer is None:
-        answer = _text(record, ANSWERS, where)
+        answer = _text_field(record, ANSWERS, where)
     FILLED_TEXT.check(answer, "/".join(ANSWERS), where)
-    response = _text(record, RESPONSES, where)
-    row = gsm8k.score(response, answer)
+    response = _text_field(record, RESPONSES, where)
+    row = gsm8k.score_gsm8k(response, answer)
     if task == "gsm8k_logquant":
         row["score"] = row["digits"] = gsm8k.score_digits(response, answer)
     return row
 
 
-def _text(record: Record, names: Sequence[str], where: str) -> str:
+def _text_field(record: Record, names: Sequence[str], where: str) -> str:
     value = _field(record, names, where)
     while isinstance(value, list) and value:  # lm-evaluation-harness keeps lists of lists of responses
         value = value[0]
@@ -234,7 +236,7 @@ def _overall(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {"mean": round(sum(entry["score"] for entry in scores.values()) / len(scores), 2), "tasks": len(scores)}
 
 
-def _lines(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+def _score_lines(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     lines = []
     for task, entry in report["scores"].items():
         beside = {**entry["variants"], **entry.get("buckets", {})}
@@ -248,9 +250,9 @@ def _lines(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def _print(report: Mapping[str, Any]) -> None:
-    body = [[Cell(text) for text in line] for line in _lines(report)]
+    body = [[Cell(text) for text in line] for line in _score_lines(report)]
     grid = table.Grid(("task", "score", "stderr", "n"), body, left=(0, 3))
-    print(table.text(grid.drawn()))
+    print(table.render_text(grid.drawn()))
     print(
         f"Scores from 0 to 100; code similarity by {longbench.SIMILARITY}; ROUGE-L as in rouge 1.0.1, "
         "without its recursion limit"
@@ -259,11 +261,11 @@ def _print(report: Mapping[str, Any]) -> None:
         print(f"skipped, because they are not named after tasks: {', '.join(report['skipped'])}")
 
 
-def _markdown(report: Mapping[str, Any]) -> str:
+def _score_markdown(report: Mapping[str, Any]) -> str:
     rows = [
         "| task | score | stderr | n |",
         "|:--|--:|--:|:--|",
-        *("| " + " | ".join(r) + " |" for r in _lines(report)),
+        *("| " + " | ".join(r) + " |" for r in _score_lines(report)),
     ]
     return "\n".join(rows) + "\n"
 
@@ -275,7 +277,7 @@ def _stem(path: Path) -> str:
     return name
 
 
-def _parser() -> argparse.ArgumentParser:
+def _score_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kvbench.score",
         description="Score model outputs that are stored in the format of LongBench or GSM8K.",

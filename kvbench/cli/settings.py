@@ -17,7 +17,7 @@ KEY = "setting"
 COVERED = ("method", "quantizer")
 
 
-def chosen(texts: Sequence[str], multirun: bool) -> list[Setting]:
+def chosen_settings(texts: Sequence[str], multirun: bool) -> list[Setting]:
     """Return the settings listed after ``setting=`` among overrides as typed; an empty list if there is none.
 
     Raises:
@@ -50,13 +50,13 @@ def chosen(texts: Sequence[str], multirun: bool) -> list[Setting]:
 
 
 def variants(texts: Sequence[str], multirun: bool) -> list[list[str]]:
-    """Return the overrides of each setting (:func:`chosen`), in place of ``setting=``.
+    """Return the overrides of each setting (:func:`chosen_settings`), in place of ``setting=``.
 
     Without ``setting=``, the list contains only `texts`. Without a sweep, a map of formats per layer has brackets
     (:func:`kvbench.cli.overrides.bracketed`).
     """
     texts = texts if multirun else [bracketed(text) for text in texts]
-    settings = chosen(texts, multirun)
+    settings = chosen_settings(texts, multirun)
     if not settings:
         return [list(texts)]
     return [

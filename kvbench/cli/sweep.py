@@ -60,7 +60,7 @@ def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**outcome, "sweep": os.environ.get(TOKEN)}, indent=1, sort_keys=True) + "\n"
-    atomic.write(sweeps.job_file(folder, number), text.encode())
+    atomic.replace_file(sweeps.job_file(folder, number), text.encode())
 
 
 def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> li
     """
     records = []
     for path in sorted(folder.glob("job-*.json")):
-        outcome, problem = _read(path, os.environ.get(TOKEN))
+        outcome, problem = _read_outcome(path, os.environ.get(TOKEN))
         if problem:
             say(f"{path}: {problem}; skipped")
         else:
@@ -85,18 +85,18 @@ def keep_table(folder: Path, markdown: str, csv: str) -> Path:
         OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    atomic.write(folder / "table.csv", csv.encode())
-    atomic.write(folder / "table.md", markdown.encode())
+    atomic.replace_file(folder / "table.csv", csv.encode())
+    atomic.replace_file(folder / "table.md", markdown.encode())
     return folder / "table.md"
 
 
 def outcome(folder: Path, number: int, token: str) -> dict[str, Any] | None:
     """Return the outcome of a job; None if it has not recorded a valid one with the mark `token` of this sweep."""
-    content, problem = _read(sweeps.job_file(folder, number), token)
+    content, problem = _read_outcome(sweeps.job_file(folder, number), token)
     return None if problem else content
 
 
-def _read(path: Path, token: str | None) -> tuple[dict[str, Any], str]:
+def _read_outcome(path: Path, token: str | None) -> tuple[dict[str, Any], str]:
     """Return a job's outcome and the problem that excludes it, an empty string if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -106,5 +106,5 @@ def _read(path: Path, token: str | None) -> tuple[dict[str, Any], str]:
         return {}, "is not JSON"
     if not isinstance(content, dict):
         return {}, "is not a record of a job"
-    problem = sweeps.refusal(content, token)
+    problem = sweeps.job_record_problem(content, token)
     return ({} if problem == "is not a record of a job" else content), problem

@@ -40,11 +40,11 @@ def run_unit(unit: str | Sequence[tuple[int, list[str]]], folder: Path, extra: P
     jobs = plan.decoded(unit) if isinstance(unit, str) else unit
     with shared.sharing(), in_sweep(folder.name):
         if len(jobs) > 1:
-            return _together(jobs, folder, extra)
+            return _run_sharing_prefill(jobs, folder, extra)
         number, texts = jobs[0]
         _announce(number, texts)
         with _running(folder, number) as begun, _room([texts], extra):
-            outcome = job.run(
+            outcome = job.outcome_of_job(
                 lambda: job.configuration(texts, extra), row=lambda: job.composed(texts, extra), begun=begun
             )
         _ended(folder, number, {**outcome, "overrides": texts, "number": number})
@@ -52,7 +52,7 @@ def run_unit(unit: str | Sequence[tuple[int, list[str]]], folder: Path, extra: P
         return status
 
 
-def _together(jobs: Sequence[tuple[int, list[str]]], folder: Path, extra: Path | None) -> str:
+def _run_sharing_prefill(jobs: Sequence[tuple[int, list[str]]], folder: Path, extra: Path | None) -> str:
     """Run jobs that share a prefill (arguments as in :func:`run_unit`); return the status of the last one."""
     from kvbench.runner.together import run_together
 
@@ -144,7 +144,7 @@ def _running(folder: Path, number: int) -> Iterator[Callable[[str], None]]:
         content = {**sweeps.here(), "sweep": os.environ.get(sweep.TOKEN), "run_id": run_id}
         with suppress(OSError):  # it only informs those who watch
             path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write(path, (json.dumps(content) + "\n").encode())
+            atomic.replace_file(path, (json.dumps(content) + "\n").encode())
 
     note()
     try:
@@ -181,7 +181,7 @@ def refresh(folder: Path) -> None:
                     return
             rows = ranking.best_first([one["metrics"] for one in sweep.outcomes(folder) if one.get("metrics")])
             if rows:
-                sweep.keep_table(folder, tables.markdown(rows), tables.to_csv(rows))
+                sweep.keep_table(folder, tables.runs_markdown(rows), tables.runs_csv(rows))
                 (folder / ".table.seconds").write_text(f"{time.time() - began:.3f}")
     except (Timeout, OSError):  # the table is written once more when the sweep ends, which reports a full disk
         pass

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from kvbench.util.confdir import groups, options, summary
+from kvbench.util.confdir import choice_summary, config_groups, group_options
 
 #: fewest characters of a line of help, however narrow the terminal
 NARROWEST = 40
@@ -74,7 +74,7 @@ Exit status: 0 if all runs are ok, 1 if one failed or ran out of memory, 2 if th
 
 def help_text(extra: Path | None = None) -> str:
     """Return the help text of ``python -m kvbench``, with every choice of each configuration group."""
-    known = groups()
+    known = config_groups()
     parts = [HEAD]
     for group in (*(g for g in ORDER if g in known), *(g for g in known if g not in ORDER)):
         parts.append(group_text(group, extra))
@@ -102,7 +102,7 @@ def folded(text: str) -> str:
 
 def group_text(group: str, extra: Path | None = None) -> str:
     """Return the choices of a configuration group, one per line with its description."""
-    choices = options(group, extra)
+    choices = group_options(group, extra)
     width = max(len(choice) for choice in choices)
-    lines = [f"  {group}={choice.ljust(width)}  {summary(path)}".rstrip() for choice, path in choices.items()]
+    lines = [f"  {group}={choice.ljust(width)}  {choice_summary(path)}".rstrip() for choice, path in choices.items()]
     return "\n".join([group, *lines, *(ANY_MODEL if group == "model" else ())]) + "\n"

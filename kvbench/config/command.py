@@ -9,7 +9,7 @@ from typing import Any
 
 from kvbench.config.setting import written
 from kvbench.results.identity import method_name
-from kvbench.util.confdir import conf_dir, options, read_choice
+from kvbench.util.confdir import conf_dir, group_options, read_choice
 
 #: keys that the choice of a group determines, or that do not change what a run does
 _IMPLIED = {
@@ -31,7 +31,7 @@ def command(config: Mapping[str, Any], program: str = "python -m kvbench") -> st
     are left out. If the run's method or data set came from a folder given by ``--config-dir``, the command contains
     ``--config-dir DIR``, where DIR is a placeholder because the folder is not stored with a run.
     """
-    words = [word for group in _groups(config) for word in _words(group, config)]
+    words = [word for group in _implied_groups(config) for word in _group_overrides(group, config)]
     folder = ["--config-dir", "DIR"] if any(_foreign(group, config) for group in ("method", "dataset")) else []
     return " ".join([program, *(shlex.quote(word) for word in (*folder, *words))])
 
@@ -41,14 +41,14 @@ def changes(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Missing groups are left out.
     """
-    return {key: value for group in _groups(config) for key, value in _changes(group, config)}
+    return {key: value for group in _implied_groups(config) for key, value in _changes(group, config)}
 
 
-def _groups(config: Mapping[str, Any]) -> list[str]:
+def _implied_groups(config: Mapping[str, Any]) -> list[str]:
     return [group for group in _IMPLIED if isinstance(config.get(group), Mapping)]
 
 
-def _words(group: str, config: Mapping[str, Any]) -> Iterator[str]:
+def _group_overrides(group: str, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the overrides of one group: its choice, then the keys that differ from the choice's file."""
     choice = _choice(group, config)
     if choice is not None and not (group == "quantizer" and choice == _default_quantizer(config)):
@@ -63,7 +63,7 @@ def _changes(group: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]
     if group == "decoding":
         standard = _file("config").get("decoding", {})
     else:
-        standard = _preset(group, "default" if group == "runtime" else choice)
+        standard = _choice_content(group, "default" if group == "runtime" else choice)
     if group == "method":  # what every method has
         standard = {**_file("config").get("method", {}), **standard}
     if group == "model" and choice not in _choices("model"):
@@ -101,7 +101,7 @@ def _foreign(group: str, config: Mapping[str, Any]) -> bool:
 
 def _default_quantizer(config: Mapping[str, Any]) -> str:
     """Return the quantizer that ``method=NAME`` chooses by itself."""
-    method = _preset("method", _choice("method", config) if isinstance(config.get("method"), Mapping) else None)
+    method = _choice_content("method", _choice("method", config) if isinstance(config.get("method"), Mapping) else None)
     for default in method.get("defaults", ()):
         for key, name in default.items() if isinstance(default, dict) else ():
             if "quantizer" in key:
@@ -119,14 +119,14 @@ def _changed(standard: Mapping[str, Any], values: Mapping[str, Any], prefix: str
             yield f"{prefix}{key}", value
 
 
-def _preset(group: str, choice: str | None) -> dict[str, Any]:
+def _choice_content(group: str, choice: str | None) -> dict[str, Any]:
     """Return the content of a choice's file; empty if there is none."""
     return _file(f"{group}/{choice}") if choice in _choices(group) else {}
 
 
 @cache
 def _choices(group: str) -> frozenset[str]:
-    return frozenset(options(group))
+    return frozenset(group_options(group))
 
 
 @cache

@@ -16,7 +16,7 @@ from kvbench.models.locate import is_cached
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks import hub_files
 from kvbench.tasks.base import Task
-from kvbench.util.confdir import options, read_choice
+from kvbench.util.confdir import group_options, read_choice
 from kvbench.util.schema import build
 
 #: bytes per parameter of the papers' checkpoints, which are stored in 16 bits
@@ -55,7 +55,7 @@ def downloads(models: Iterable[str], datasets: Iterable[str]) -> list[Download]:
     """
     entries = [model_download(build(ModelConfig, by_name.group(name), "model")) for name in dict.fromkeys(models)]
     for name in dict.fromkeys(datasets):
-        group = read_choice(options("dataset")[name])
+        group = read_choice(group_options("dataset")[name])
         entries += data_downloads(tasks.load(group), group)
     return list(dict.fromkeys(entry for entry in entries if entry is not None))
 

@@ -15,7 +15,7 @@ from typing import Any
 from kvbench import tasks
 from kvbench.config.logger_config import AnyLogger, NoLogger, logger_of
 from kvbench.config.run_options import DecodingConfig, RuntimeConfig
-from kvbench.errors import CombinationError, ConfigError, KvbenchError, cut
+from kvbench.errors import CombinationError, ConfigError, KvbenchError, cut_text
 from kvbench.models.quantized.plan import check_whole
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks.base import Task
@@ -94,7 +94,7 @@ def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: Mode
         raise ConfigError(
             "method._target_",
             method.get("_target_"),
-            f"its check() raised {type(error).__name__}: {cut(str(error))} ({last.filename}, line {last.lineno})",
+            f"its check() raised {type(error).__name__}: {cut_text(str(error))} ({last.filename}, line {last.lineno})",
         ) from error
     layers = model.layers()
     if layers is not None:

@@ -17,7 +17,7 @@ from typing import Any
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
 from kvbench.methods.load import load_method, true_name
-from kvbench.util.confdir import options, read_choice
+from kvbench.util.confdir import group_options, read_choice
 
 #: the grammar in one line, for help texts
 SYNTAX = (
@@ -67,14 +67,14 @@ class Setting:
         """
         formats: dict[str, Any] | str | None = self.quantizer
         if self.formats:
-            formats = _preset(self.quantizer or _default_quantizer(self.name))
+            formats = _quantizer_data(self.quantizer or _default_quantizer(self.name))
             for key, value in self.formats.items():
                 _change(formats, key, value)
             formats["name"] = true_name(formats)
         return load_method(self.name, quantizer=formats, **self.fields)
 
 
-def parse(text: str) -> Setting:
+def parse_setting(text: str) -> Setting:
     """Parse the string of one setting.
 
     Only the syntax is checked here. Whether the names exist is checked when the method is built (:meth:`Setting.load`).
@@ -83,8 +83,10 @@ def parse(text: str) -> Setting:
         ConfigError: the text does not begin with a method, a part is empty, a bracket is not closed, or a key or the
             quantizer is given twice.
     """
-    name, *parts = (piece.strip() for whole in split(text, ":") for piece in split(whole, ","))
-    if not name or "=" in name or not isinstance(typed(name), str):
+    name, *parts = (
+        piece.strip() for whole in split_outside_brackets(text, ":") for piece in split_outside_brackets(whole, ",")
+    )
+    if not name or "=" in name or not isinstance(typed_value(name), str):
         problem = (
             "must begin with the name of a method"
             if not name or "=" in name
@@ -104,7 +106,7 @@ def parse(text: str) -> Setting:
         if not part or (assigned and not key):
             raise ConfigError("setting", text, f"has a part without a key: '{part}'", hint=SYNTAX)
         if not assigned:
-            if isinstance(typed(part), int | float):
+            if isinstance(typed_value(part), int | float):
                 raise ConfigError(
                     "setting",
                     text,
@@ -119,7 +121,7 @@ def parse(text: str) -> Setting:
         elif key in {**formats, **fields}:
             raise ConfigError("setting", text, f"sets {key} twice", hint=f"set it once: {name}:{part}")
         else:
-            (formats if key.startswith("quantizer.") else fields)[key] = typed(value, text)
+            (formats if key.startswith("quantizer.") else fields)[key] = typed_value(value, text)
     return Setting(text, name, quantizer, fields, formats)
 
 
@@ -129,22 +131,22 @@ def parse_list(text: str) -> list[Setting]:
     If ``KEY=VALUE`` follows a comma, it does not begin a new setting but is an option of the previous one.
 
     Raises:
-        ConfigError: a setting is invalid (see :func:`parse`) or is listed twice.
+        ConfigError: a setting is invalid (see :func:`parse_setting`) or is listed twice.
     """
     texts: list[str] = []
-    for piece in split(text, ","):
+    for piece in split_outside_brackets(text, ","):
         if texts and "=" in piece.split(":", 1)[0]:
             texts[-1] += f",{piece}"
         else:
             texts.append(piece)
-    settings = [parse(piece.strip()) for piece in texts]
+    settings = [parse_setting(piece.strip()) for piece in texts]
     for number, setting in enumerate(settings):
         if setting in settings[:number] or setting.overrides() in [other.overrides() for other in settings[:number]]:
             raise ConfigError("setting", text, f"lists {setting} twice", hint="list each setting once")
     return settings
 
 
-def split(text: str, mark: str) -> list[str]:
+def split_outside_brackets(text: str, mark: str) -> list[str]:
     """Split a text at each occurrence of the character `mark` that is outside brackets and quotes.
 
     Raises:
@@ -174,7 +176,7 @@ def split(text: str, mark: str) -> list[str]:
     return parts
 
 
-def typed(text: str, setting: str = "") -> Any:
+def typed_value(text: str, setting: str = "") -> Any:
     """Convert the text of a value to a Python value: number, bool, None, list, dict or string.
 
     The rules are Hydra's, with one addition: ``10/30/60`` is a list of numbers. Other text with slashes is a string,
@@ -187,9 +189,13 @@ def typed(text: str, setting: str = "") -> Any:
     if text[:1] in ("'", '"') and text[-1:] == text[:1] and len(text) > 1:
         return text[1:-1]
     if text[:1] == "[" and text[-1:] == "]":
-        return [typed(item, setting) for item in split(text[1:-1], ",")] if text[1:-1].strip() else []
+        return (
+            [typed_value(item, setting) for item in split_outside_brackets(text[1:-1], ",")]
+            if text[1:-1].strip()
+            else []
+        )
     if text[:1] == "{" and text[-1:] == "}":
-        pairs = [item.partition(":") for item in split(text[1:-1], ",")] if text[1:-1].strip() else []
+        pairs = [item.partition(":") for item in split_outside_brackets(text[1:-1], ",")] if text[1:-1].strip() else []
         if not all(colon for _, colon, _ in pairs):
             raise ConfigError(
                 "setting",
@@ -197,19 +203,19 @@ def typed(text: str, setting: str = "") -> Any:
                 f"has a mapping with an entry that is not KEY:VALUE: {text}",
                 hint="write {key:value}",
             )
-        return {key.strip(): typed(value, setting) for key, _, value in pairs}
+        return {key.strip(): typed_value(value, setting) for key, _, value in pairs}
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if _INT.fullmatch(text):
         return int(text)
     if _FLOAT.fullmatch(text):
         return float(text)
-    numbers = [typed(item) for item in text.split("/")] if re.fullmatch(r"[\d.eE+-]+(/[\d.eE+-]+)+", text) else []
+    numbers = [typed_value(item) for item in text.split("/")] if re.fullmatch(r"[\d.eE+-]+(/[\d.eE+-]+)+", text) else []
     return numbers if numbers and all(isinstance(number, int | float) for number in numbers) else text
 
 
 def written(value: Any) -> str:
-    """Convert a Python value to text that :func:`typed`, and Hydra in an override, convert back to the same value."""
+    """Convert a Python value to text from which :func:`typed_value`, and Hydra in an override, make the same value."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
@@ -217,7 +223,7 @@ def written(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{written(item)}" for key, item in value.items()) + "}"
     text = str(value)
-    if not isinstance(value, str) or (_PLAIN.fullmatch(text) and "${" not in text and typed(text) == text):
+    if not isinstance(value, str) or (_PLAIN.fullmatch(text) and "${" not in text and typed_value(text) == text):
         return text
     quote = '"' if "'" in text else "'"
     return f"{quote}{text}{quote}"
@@ -235,9 +241,9 @@ def _change(formats: dict[str, Any], key: str, value: Any) -> None:
     node[last] = value
 
 
-def _preset(name: str) -> dict[str, Any]:
+def _quantizer_data(name: str) -> dict[str, Any]:
     """Return a quantizer of ``conf/quantizer`` as plain data; raise ConfigError for an unknown name."""
-    presets = options("quantizer")
+    presets = group_options("quantizer")
     if name not in presets:
         raise ConfigError("quantizer", name, "no such quantizer", allowed=presets)
     return read_choice(presets[name])

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
 from kvbench.decoding import recordable
-from kvbench.decoding.drafting import prepare
+from kvbench.decoding.drafting import prepare_draft
 from kvbench.decoding.generation import Generation, Observer, tell
 from kvbench.decoding.passes import Rows, check_cache, forward, now, prefill
 from kvbench.decoding.recordable import Graphs, NotCaptured
@@ -79,8 +79,8 @@ def generate(
         prefill_rows: number of prompts per forward pass of the prefill; ``auto``: as many as have about 16k tokens
             together; None: all.
         prompt: the prompts, which were read before for this cache and those of other methods
-            (:func:`kvbench.decoding.shared_prefill.read`); the time of that is part of ``ttft_s``. None: the prompts
-            are read now.
+            (:func:`kvbench.decoding.shared_prefill.read_prompts`); the time of that is part of ``ttft_s``. None: the
+            prompts are read now.
 
     Raises:
         CacheError: the cache was used before, or the model did not use it.
@@ -96,7 +96,7 @@ def generate(
     stopping = Stopping(batch, eos_token_ids, stop, tokenizer)
     generators = sampling.generators(batch)
     speculation = speculate if isinstance(speculate, Speculation) else cache.method.speculation if speculate else None
-    prepare(model, speculation)
+    prepare_draft(model, speculation)
     if speculation is None:
         cache.lead(None)  # a draft's cache would be filled and never used
 
@@ -192,14 +192,14 @@ def continued(
     if speculation is not None:
         from kvbench.decoding import speculative
 
-        rounds = speculative.decode(model, cache, token, *rest, speculation, engine)
+        rounds = speculative.speculative_decode(model, cache, token, *rest, speculation, engine)
         steps = [turn.seconds for turn in rounds]
     elif captured is not None:
         from kvbench.decoding import graphs as captured_decoding
 
-        steps = captured_decoding.decode(captured, token, stopping, max_new_tokens)
+        steps = captured_decoding.decode_captured(captured, token, stopping, max_new_tokens)
     else:
-        steps = decode(model, cache, token, mask, lengths, *rest)
+        steps = decode_eagerly(model, cache, token, mask, lengths, *rest)
     recorded = engine or captured
     return {
         "step_s": steps,
@@ -231,7 +231,7 @@ def capture(
     from kvbench.decoding.recorded import Step
 
     states = [generator.get_state() for generator in generators]
-    uniforms = captured_decoding.uniforms(sampling, generators, steps)
+    uniforms = captured_decoding.draw_step_uniforms(sampling, generators, steps)
     captured = captured_decoding.Captured(Step(model, cache, token, lengths, sampling, uniforms), compile=compile)
     try:
         captured.first()
@@ -289,7 +289,7 @@ def answer_nll(
     return [(float(losses[row, : len(a)].sum()), len(a)) for row, a in enumerate(answer_ids)]
 
 
-def decode(
+def decode_eagerly(
     model: PreTrainedModel,
     cache: KVCache,
     token: Tensor,

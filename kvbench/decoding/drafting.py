@@ -22,7 +22,7 @@ from kvbench.methods.speculation import OWN_VIEWS, Speculation
 from kvbench.models import int4
 
 
-def prepare(model: PreTrainedModel, speculation: Speculation | None) -> int4.Switch | None:
+def prepare_draft(model: PreTrainedModel, speculation: Speculation | None) -> int4.Switch | None:
     """Give the model the 4-bit weights that the draft uses, and return the switch between the sets of weights.
 
     The 4-bit weights stay attached to the model, so they are computed only once. The result is None without
@@ -51,7 +51,7 @@ class Drafter:
 
     def __init__(self, model: PreTrainedModel, cache: KVCache, speculation: Speculation) -> None:
         self.model, self.target, self.speculation = model, cache, speculation
-        self.switch = prepare(model, speculation)
+        self.switch = prepare_draft(model, speculation)
         self.own = speculation.draft not in OWN_VIEWS
         if self.own and cache.follower is None:
             raise CacheError(
@@ -102,7 +102,7 @@ class Drafter:
                     token = logits.argmax(-1)
                 else:
                     chances.append(probabilities(logits, how))
-                    token = draw(chances[-1], generators, [step < limit for limit in limits])
+                    token = draw_tokens(chances[-1], generators, [step < limit for limit in limits])
                 drafts.append(token)
             self.cache.crop(-steps)
         if not drafts:
@@ -146,16 +146,18 @@ class Drafter:
                 self.switch.on = on
 
 
-def draw(probs: Tensor, generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
+def draw_tokens(probs: Tensor, generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
     """Draw one token per row from the distributions ``[B, V]``, and return the tokens, ``[B]``.
 
     A row that is not wanted gets its most probable token, without using its generator.
     """
-    uniform = uniforms(generators, wanted).to(probs.device)
-    return torch.where(torch.tensor(wanted, device=probs.device), sampling.draw(probs, uniform), probs.argmax(-1))
+    uniform = draw_uniforms(generators, wanted).to(probs.device)
+    return torch.where(
+        torch.tensor(wanted, device=probs.device), sampling.pick_tokens(probs, uniform), probs.argmax(-1)
+    )
 
 
-def uniforms(generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
+def draw_uniforms(generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
     """Draw one uniform random number in [0, 1) per row, ``[B]``; 0, without using the generator, if not wanted."""
     none = torch.zeros(1)
     return torch.cat([torch.rand(1, generator=g) if w else none for g, w in zip(generators, wanted, strict=True)])

@@ -209,7 +209,7 @@ def reason(error: BaseException) -> str:
     return text[0][:200] if text else type(error).__name__
 
 
-def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens: int) -> list[float]:
+def decode_captured(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens: int) -> list[float]:
     """Decode by replays of a captured step until every row has ended, and return the time of each step.
 
     Call :meth:`Captured.first` before. `token` is the first new token of each row, ``[B]``.
@@ -253,7 +253,7 @@ def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens
     return steps
 
 
-def uniforms(sampling: Sampling, generators: Sequence[torch.Generator], steps: int) -> Tensor | None:
+def draw_step_uniforms(sampling: Sampling, generators: Sequence[torch.Generator], steps: int) -> Tensor | None:
     """Draw all random numbers for the tokens of `steps` steps, fp32 ``[steps, B]`` in [0, 1); None if greedy."""
     if sampling.temperature == 0.0:
         return None

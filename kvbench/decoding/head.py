@@ -105,7 +105,9 @@ class Head:
         parts = []
         for first in range(0, len(target), step):
             part = slice(first, first + step)
-            parts.append(compare(self.logits(base[part]), self.logits(candidate[part]), target[part], statistics))
+            parts.append(
+                compare_logits(self.logits(base[part]), self.logits(candidate[part]), target[part], statistics)
+            )
         if not parts:
             none = np.zeros(0)
             empty = np.zeros(0, dtype=np.int64)
@@ -120,7 +122,7 @@ class Head:
 _FIELDS = ("kld", "change", "same_top", "nll_base", "nll")
 
 
-def compare(base: Tensor, candidate: Tensor, target: Tensor, statistics: Statistics = "exact") -> Comparison:
+def compare_logits(base: Tensor, candidate: Tensor, target: Tensor, statistics: Statistics = "exact") -> Comparison:
     """Compare two tensors of logits ``[n, V]`` in float64; the other arguments are those of :meth:`Head.compare`.
 
     The result is that of :func:`kvbench.metrics.fidelity.compare`, computed on the device of the logits.

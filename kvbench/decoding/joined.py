@@ -57,13 +57,13 @@ def products(layer: nn.Module, undo: list[Callable[[], None]], drafting: bool = 
         for names in JOINED:
             join(module, names, undo, drafting)
     for module in modules:
-        linear = chosen(module, drafting)
+        linear = joinable_linear(module, drafting)
         if linear is not None:
             bias = None if linear.bias is None else linear.bias.detach()
-            undo.append(replaced(module, sliced(weight(linear), bias, 0, linear.out_features, Product())))
+            undo.append(replaced(module, slice_forward(weight(linear), bias, 0, linear.out_features, Product())))
 
 
-def chosen(module: Any, drafting: bool) -> Linear | None:
+def joinable_linear(module: Any, drafting: bool) -> Linear | None:
     """Return the linear layer whose weights a module is to use; None if its forward function must not be replaced.
 
     A linear layer can be replaced if its class is ``nn.Linear`` or :class:`Int4Linear` itself, if its forward function
@@ -73,7 +73,7 @@ def chosen(module: Any, drafting: bool) -> Linear | None:
     if "forward" in getattr(module, "__dict__", {}):
         return None
     if type(module) is DraftLinear:
-        return chosen(module.draft if drafting else module.exact, drafting)
+        return joinable_linear(module.draft if drafting else module.exact, drafting)
     if type(module) is Int4Linear:
         return module
     if type(module) is not nn.Linear or type(module.weight.data) is not Tensor:
@@ -92,18 +92,18 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
     The weights of the layers become views of one buffer. The layer that is called first computes the product, and each
     of the others returns its slice of it, so nothing may modify the shared input between these calls.
 
-    Nothing is changed unless all layers can be replaced (:func:`chosen`) and have the same input size, format and
-    device, all or none of them have a bias, and the module calls them in the order of `names`. The output channels of
-    4-bit weights must fill whole tiles.
+    Nothing is changed unless all layers can be replaced (:func:`joinable_linear`) and have the same input size, format
+    and device, all or none of them have a bias, and the module calls them in the order of `names`. The output channels
+    of 4-bit weights must fill whole tiles.
 
     `undo` and `drafting` are those of :func:`products`.
     """
     members = [getattr(module, name, None) for name in names]
-    linears = [linear for member in members if (linear := chosen(member, drafting)) is not None]
+    linears = [linear for member in members if (linear := joinable_linear(member, drafting)) is not None]
     if len(linears) < len(names) or order_of_calls(module, names) != list(names):
         return
     biases = [linear.bias for linear in linears]
-    if len({form(linear) for linear in linears}) > 1 or len({bias is None for bias in biases}) > 1:
+    if len({joining_form(linear) for linear in linears}) > 1 or len({bias is None for bias in biases}) > 1:
         return
     four = [linear for linear in linears if isinstance(linear, Int4Linear)]
     if any(linear.out_features % layout.ROWS for linear in four):
@@ -113,11 +113,11 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
     bias = None if biases[0] is None else torch.cat([one.detach() for one in biases if one is not None])
     for member, linear in zip(members, linears, strict=True):
         assert member is not None
-        undo.append(replaced(member, sliced(whole, bias, first, first + linear.out_features, product)))
+        undo.append(replaced(member, slice_forward(whole, bias, first, first + linear.out_features, product)))
         first += linear.out_features
 
 
-def form(linear: Linear) -> tuple[Any, ...]:
+def joining_form(linear: Linear) -> tuple[Any, ...]:
     """Return what linear layers must have in common to be joined: input size, format and device."""
     if isinstance(linear, Int4Linear):
         return linear.in_features, linear.int4.group, linear.int4.dtype, linear.int4.codes.device
@@ -178,7 +178,7 @@ def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
     return first.as_strided(size, first.stride())
 
 
-def sliced(
+def slice_forward(
     whole: Tensor | Int4Weight, bias: Tensor | None, first: int, last: int, product: Product
 ) -> Callable[[Tensor], Tensor]:
     """Return a forward function for a linear layer that shares one matrix product with other layers.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvbench.attention.phases import FIELDS
 from kvbench.cache import KVCache
-from kvbench.decoding.tables import Layout, Upload, laid_out, state
+from kvbench.decoding.tables import Layout, Upload, laid_out, layer_state
 
 
 class Ledger:
@@ -118,7 +118,7 @@ class Ledger:
         room = [1 << 30] * self.batch
         for layer in self.cache.kv_layers:
             tails = [store.tail for store in layer.stores()]
-            key = (state(layer), layer.window, *(tail.capacity for tail in tails))
+            key = (layer_state(layer), layer.window, *(tail.capacity for tail in tails))
             if key in known:
                 continue
             known.add(key)

@@ -17,7 +17,7 @@ from kvbench.cache import KVCache
 from kvbench.decoding.slices import sliced
 from kvbench.errors import CacheError, NonFiniteError
 
-#: number of prompts in one forward pass (:func:`groups`)
+#: number of prompts in one forward pass (:func:`prefill_groups`)
 Rows = int | Literal["auto"] | None
 #: number of tokens of a pass over several prompts; with more it needs more memory but is no faster
 TOGETHER = 16384
@@ -40,7 +40,7 @@ def prefill(
         input_ids: prompts ``[B, T]``, padded on the left.
         mask: attention mask ``[B, T]``; None: no padding.
         chunk: tokens per forward pass; None: the whole prompt at once.
-        rows: prompts per forward pass (:func:`groups`); fewer need less memory.
+        rows: prompts per forward pass (:func:`prefill_groups`); fewer need less memory.
 
     Raises:
         CacheError: the cache was used before, or the model used another cache.
@@ -77,7 +77,9 @@ def _prompt(
         positions = torch.arange(width, device=input_ids.device).expand(batch, width)
     else:
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
-    parts = [slice(0, batch)] if chunk is not None and chunk < width else groups(cache, batch, width, mask, rows)
+    parts = (
+        [slice(0, batch)] if chunk is not None and chunk < width else prefill_groups(cache, batch, width, mask, rows)
+    )
     if len(parts) > 1:
         last_logits = []
         for part in parts:
@@ -101,7 +103,7 @@ def _prompt(
     return logits[:, -1]
 
 
-def groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Rows) -> list[slice]:
+def prefill_groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Rows) -> list[slice]:
     """Divide a batch into groups of prompts that are prefilled one after another; return a slice of rows for each.
 
     If several groups are impossible, there is only one. This is so if the cache stores keys before RoPE, if prompts

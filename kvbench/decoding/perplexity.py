@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from kvbench.attention import reference
 from kvbench.attention.logits import logits_of
-from kvbench.attention.register import NAME, attention, mask
+from kvbench.attention.register import NAME, mask, model_attention
 from kvbench.attention.rope import pre_rope
 from kvbench.cache import KVCache
 from kvbench.cache.layer import Handle
@@ -291,7 +291,7 @@ def _simulated(
 ) -> tuple[Tensor, None]:
     """Place the new keys and values in the stores, then attend to these: ``[B, q, Hq, Dv]`` and None."""
     if not isinstance(key, Handle):
-        return attention(module, query, key, value, attention_mask, scaling, **kwargs)
+        return model_attention(module, query, key, value, attention_mask, scaling, **kwargs)
     layer = key.layer
     keys, values = key.claim()
     if layer.index == 0:
@@ -303,5 +303,5 @@ def _simulated(
         attention_mask = torch.ones(count, count, dtype=torch.bool, device=query.device).tril()[None, None]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     logits = logits_of(module, query, kwargs)
-    out = reference.attend(module, layer, layer.rotated_queries(query), attention_mask, scaling, logits)
+    out = reference.attend_reference(module, layer, layer.rotated_queries(query), attention_mask, scaling, logits)
     return layer.restored(out), None

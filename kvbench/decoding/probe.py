@@ -70,11 +70,11 @@ def layer_errors(
         tape = _Tape()
         with _taped(model, tape, given):
             follow(model, candidate(), input_ids, None, tokens, prefill_rows=None, before=before)
-        passes.append([_error(*pair) for pair in zip(tape.outputs, exact.outputs, strict=True)])
+        passes.append([_decode_error(*pair) for pair in zip(tape.outputs, exact.outputs, strict=True)])
     return LayerErrors(own=passes[1], total=passes[0])
 
 
-def _error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+def _decode_error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     """Return the relative error over all passes but the first, which is the prefill."""
     candidate, base = (torch.cat(list(parts[1:]), 1).double() for parts in (outputs, exact))
     return float((candidate - base).norm() / base.norm().clamp(min=1e-300))

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
 from kvbench.decoding import speculative
-from kvbench.decoding.autoregressive import Generation, Observer, answer_nll, decode, tell
-from kvbench.decoding.drafting import prepare
+from kvbench.decoding.autoregressive import Generation, Observer, answer_nll, decode_eagerly, tell
+from kvbench.decoding.drafting import prepare_draft
 from kvbench.decoding.passes import check_cache, forward, now, prefill
 from kvbench.decoding.round_times import Round
 from kvbench.decoding.sampling import Sampling, Stopping, choose
@@ -55,7 +55,7 @@ def ask(
         in the first generation. ``prompt_tokens`` is the number of tokens in the shared text and the question together.
     """
     speculation = cache.method.speculation
-    prepare(model, speculation)
+    prepare_draft(model, speculation)
     tell(observer, "prefill")
     started = now(shared_ids)
     prefill(model, cache, shared_ids, None, prefill_chunk)
@@ -77,11 +77,11 @@ def ask(
         rounds: list[Round] = []
         if speculation is None:
             lengths = torch.tensor([length], device=ids.device)
-            steps = decode(model, twin, token, None, lengths, stopping, sampling, generators, max_new_tokens)
+            steps = decode_eagerly(model, twin, token, None, lengths, stopping, sampling, generators, max_new_tokens)
         else:
             if twin.follower is not None:
                 twin.follower.follow(twin, [ids.shape[1]])
-            rounds = speculative.decode(
+            rounds = speculative.speculative_decode(
                 model, twin, token, stopping, sampling, generators, max_new_tokens, 0, speculation
             )
             steps = [turn.seconds for turn in rounds]
@@ -128,7 +128,7 @@ def continuation_likelihoods(
         CacheError: the cache was used before, or the model did not use it.
         NonFiniteError: the logits after the context are NaN or Inf, or those after a later token NaN.
     """
-    prepare(model, None)
+    prepare_draft(model, None)
     cache.lead(None)  # a draft's cache would be filled and never used
     device = model.device
     first = max(1, len(context) - 1)

@@ -57,7 +57,7 @@ def eager_reason(
     return None
 
 
-def check(cache: KVCache, count: int, *, upper: bool, observed: bool) -> None:
+def check_recordable(cache: KVCache, count: int, *, upper: bool, observed: bool) -> None:
     """Raise NotServed if a layer of a cache cannot be served by a recorded pass of `count` new tokens per row.
 
     Only problems that can be found without running the model are reported here. For `upper` and `observed` see
@@ -71,10 +71,10 @@ def check(cache: KVCache, count: int, *, upper: bool, observed: bool) -> None:
     for layer in cache.kv_layers:
         if layer.method.eager:
             check_eager(layer, count)
-        fused.check(layer, None, count, expected(layer) + count)
+        fused.check_plain_causal(layer, None, count, expected(layer) + count)
         for store, channels in zip(layer.stores(), (layer.key_dim, layer.value_dim), strict=True):
             for segment in store.segments:
-                phases.part(segment, channels, upper)
+                phases.describe_part(segment, channels, upper)
 
 
 def check_eager(layer: KVLayer, count: int) -> None:
@@ -87,7 +87,7 @@ def check_eager(layer: KVLayer, count: int) -> None:
     reason = "the tokens of a step are packed before they attend"
     if packed is None or count > 1:
         raise NotServed(reason)
-    refusal = at_once.refuses(packed)
+    refusal = at_once.packing_refusal(packed)
     if refusal:
         raise NotServed(f"{reason}, and {refusal}")
     if layer.window is not None:

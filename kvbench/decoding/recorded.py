@@ -24,12 +24,12 @@ from kvbench.attention.recorded import PassThrough, recording
 from kvbench.cache import KVCache
 from kvbench.cache.kernels import at_once, roll_together
 from kvbench.cache.kernels.append import append
-from kvbench.cache.kernels.pack import warm
-from kvbench.cache.kernels.pack_together import together
+from kvbench.cache.kernels.pack import warm_packing
+from kvbench.cache.kernels.pack_together import packing_together
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.segments.packed import PackedSegment
-from kvbench.decoding.recordable import STATES, check, expected
-from kvbench.decoding.sampling import Sampling, draw, probabilities
+from kvbench.decoding.recordable import STATES, check_recordable, expected
+from kvbench.decoding.sampling import Sampling, pick_tokens, probabilities
 from kvbench.decoding.segments import Spanning, Twins
 from kvbench.decoding.tables import Layout, Upload, laid_out
 from kvbench.rotation.step import step as rotate
@@ -155,8 +155,8 @@ class Recorded(Spanning):
         return logits
 
     def check(self) -> None:
-        """Raise NotServed if a layer cannot be served; see :func:`kvbench.decoding.recordable.check`."""
-        check(self.cache, self.count, upper=self.upper, observed=self.observed)
+        """Raise NotServed if a layer cannot be served; see :func:`kvbench.decoding.recordable.check_recordable`."""
+        check_recordable(self.cache, self.count, upper=self.upper, observed=self.observed)
 
     def warm(self) -> None:
         """Compile the kernels that the method will need to pack tokens or move windows between steps."""
@@ -166,7 +166,7 @@ class Recorded(Spanning):
                 roll = (window.sinks, window.channels, window.turn is None, window.device)
                 if roll not in seen:
                     seen.add(roll)
-                    roll_together.warm(window)
+                    roll_together.warm_rolling(window)
             # tokens that are packed before they attend never leave a window
             for store in layer.stores() if layer.packed_at_once() is None else ():
                 for segment in store.segments:
@@ -174,7 +174,7 @@ class Recorded(Spanning):
                         key = (segment.quantizer.bits, segment.quantizer.axis, segment.side, layer.device)
                         if key not in seen:
                             seen.add(key)
-                            warm(segment, store.tail.buffer[:, :, :1])
+                            warm_packing(segment, store.tail.buffer[:, :, :1])
 
     # -- the host's part --------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class Recorded(Spanning):
         self.twins = [tables]
         views = zip(self.cache.kv_layers, layout.shape, layout.counts, layout.spans(batch), strict=True)
         for layer, order, counts, (first, middle, last) in views:
-            fused.check(layer, None, self.count, expected(layer) + self.count)
+            fused.check_plain_causal(layer, None, self.count, expected(layer) + self.count)
             state = tables.on(layer.device)
             table = state[first:middle].view(batch, len(order), FIELDS)
             work = assembled(layer, order, counts, table, self.upper)
@@ -259,7 +259,7 @@ class Recorded(Spanning):
         else:
             query, (key, value) = place.layer.rotated_queries(query), place.layer.rotated(key, value)
             if packed is not None:
-                at_once.quantize(packed, key, value, place.places)
+                at_once.pack_new_tokens(packed, key, value, place.places)
             else:
                 append(key, value, keys.tail.buffer, values.tail.buffer, place.places)
         with torch.cuda.device_of(query):  # kernels are launched on the current device
@@ -276,7 +276,7 @@ def settle(cache: KVCache) -> None:
     sliding = any(layer.window is not None for layer in cache.kv_layers)
     # tokens that leave a sliding window move the codes of others, which must have been written by then
     deferred = cache.method.packs_together and not sliding
-    with together(cache.progress.packs) if deferred else nullcontext():
+    with packing_together(cache.progress.packs) if deferred else nullcontext():
         if cache.method.settles or sliding:
             cache.settle_layers()
 
@@ -323,7 +323,7 @@ class Step(Recorded):
             token = logits.argmax(-1)
         else:
             uniform = self.uniforms.index_select(0, self.number)[0]
-            token = draw(probabilities(logits, self.sampling), uniform)
+            token = pick_tokens(probabilities(logits, self.sampling), uniform)
         self.tokens.copy_(token[:, None])
         self.positions.add_(1)
         self.number.add_(1)

@@ -19,7 +19,7 @@ from kvbench.attention.logits import PLAIN, Logits
 from kvbench.cache.kernels.append import append
 from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.recorded import Recorded
-from kvbench.decoding.sampling import Sampling, draw, probabilities
+from kvbench.decoding.sampling import Sampling, pick_tokens, probabilities
 from kvbench.decoding.segments import Twins
 from kvbench.decoding.speculative import accept_greedy, accept_sampled, chance
 from kvbench.decoding.tables import Layout, Numbers, Upload
@@ -121,7 +121,7 @@ class Draft(Recorded):
         if shared.chances is not None:
             chances = probabilities(logits, shared.how)
             shared.chances.index_copy_(0, shared.number, chances[None])
-            drawn = draw(chances, shared.given.index_select(0, shared.number)[0])
+            drawn = pick_tokens(chances, shared.given.index_select(0, shared.number)[0])
             token = torch.where(shared.number < shared.limits, drawn, token)
         shared.drafts.index_copy_(0, shared.number, token[None])
         self.tokens.copy_(token[:, None])
@@ -182,7 +182,7 @@ class Verification(Recorded):
             return accept_greedy(drafts, logits.argmax(-1), bounds, good)
         proposed, target = shared.chances[:gamma].transpose(0, 1), probabilities(logits, shared.how)
         accepted, rest = accept_sampled(drafts, proposed, target, numbers, bounds, good)
-        drawn = draw(rest, shared.given[2 * shared.most])
+        drawn = pick_tokens(rest, shared.given[2 * shared.most])
         return accepted, torch.where(limits < 0, rest.argmax(-1), drawn)
 
     def build(self, layout: Layout) -> None:

@@ -59,26 +59,26 @@ def totals(rounds: Sequence[Round], rows: Sequence[int]) -> dict[str, Any] | Non
     complete = len(known) == len(PARTS)
     # an end-of-sequence token among the accepted drafts ends the round there
     accepted = [min(turn.accepted[row], turn.emitted[row]) for turn, row in mine]
-    limits = Counter(min(turn.drafted[row], _cut(turn, row)) for turn, row in mine)
+    limits = Counter(min(turn.drafted[row], _counted_drafts(turn, row)) for turn, row in mine)
     return {
         "rounds": len(mine),
         "seconds": seconds,
         **{f"{part}_s": known.get(part) if complete else None for part in PARTS},
         "sampling_s": max(seconds - sum(known.values()), 0.0) if complete else None,
         "accepted": sum(accepted),
-        "refused": sum(turn.accepted[row] < min(turn.drafted[row], _cut(turn, row)) for turn, row in mine),
+        "refused": sum(turn.accepted[row] < min(turn.drafted[row], _counted_drafts(turn, row)) for turn, row in mine),
         "tokens": sum(turn.emitted[row] for turn, row in mine),
         "limits": {str(limit): count for limit, count in sorted(limits.items())},
     }
 
 
-def _cut(turn: Round, row: int) -> int:
+def _counted_drafts(turn: Round, row: int) -> int:
     """Return how many drafts of a round count in a row: all, or those up to an accepted end-of-sequence token."""
     emitted, accepted = turn.emitted[row], turn.accepted[row]
     return emitted if emitted <= accepted else turn.drafted[row]
 
 
-def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
+def row_totals(rounds: Sequence[Round], row: int) -> dict[str, Any]:
     """Return the totals of one row of the batch over all rounds.
 
     Returns:

@@ -72,10 +72,10 @@ def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Genera
     if sampling.temperature == 0.0:
         return logits.argmax(-1)
     uniform = torch.cat([torch.rand(1, generator=generator) for generator in generators])
-    return draw(probabilities(logits, sampling), uniform.to(logits.device))
+    return pick_tokens(probabilities(logits, sampling), uniform.to(logits.device))
 
 
-def draw(probs: Tensor, uniform: Tensor) -> Tensor:
+def pick_tokens(probs: Tensor, uniform: Tensor) -> Tensor:
     """Choose one token per row with given uniform random numbers in [0, 1), ``[B]``, and return the tokens, ``[B]``.
 
     The function can be captured in a CUDA graph, because the host never waits for the device. For a row of NaN the

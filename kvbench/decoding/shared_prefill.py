@@ -27,7 +27,7 @@ from kvbench.methods.base import Method
 from kvbench.methods.fp16 import FP16
 
 
-def refusal(method: Method) -> str | None:
+def sharing_refusal(method: Method) -> str | None:
     """Return why a method cannot share a prefill with others; None if it can."""
     if method.quantized_prefill:
         return "its prompt attends to quantized keys and values"
@@ -188,7 +188,7 @@ class ReadPrompt:
 
 
 @torch.inference_mode()
-def read(
+def read_prompts(
     model: PreTrainedModel,
     caches: Sequence[KVCache],
     prompts: Prompts,
@@ -204,7 +204,7 @@ def read(
     The other arguments are those of :func:`kvbench.decoding.passes.prefill`.
 
     Args:
-        caches: an empty cache of each method (:func:`refusal`), made for these prompts.
+        caches: an empty cache of each method (:func:`sharing_refusal`), made for these prompts.
         prompts: padding and lengths of the prompts.
         home: device on which to keep keys and values; None for that of the model.
 
@@ -213,7 +213,7 @@ def read(
         NonFiniteError: the logits contain NaN or +Inf.
     """
     for cache in caches:
-        reason = refusal(cache.method)  # type: ignore[arg-type]
+        reason = sharing_refusal(cache.method)  # type: ignore[arg-type]
         if reason:
             raise CacheError(f"{type(cache.method).__name__} cannot share a prefill: {reason}")
     method = FP16()

@@ -47,9 +47,13 @@ def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | N
     if size is None or tokens <= (LONG if chunk == "auto" else size):
         yield 0
         return
-    modules = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "mlp" and plain(module)]
+    modules = [
+        module
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] == "mlp" and treats_tokens_alone(module)
+    ]
     before = [module.__dict__.get("forward") for module in modules]
-    rotations = {file: getattr(file, ROPE) for file in files(model) if callable(getattr(file, ROPE, None))}
+    rotations = {file: getattr(file, ROPE) for file in model_modules(model) if callable(getattr(file, ROPE, None))}
     try:
         for file, rotate in rotations.items():
             setattr(file, ROPE, _rotated_by_slices(rotate, size))
@@ -66,13 +70,13 @@ def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | N
                 module.forward = forward  # type: ignore[method-assign]
 
 
-def files(model: nn.Module) -> set[ModuleType]:
+def model_modules(model: nn.Module) -> set[ModuleType]:
     """Return the Python modules that define the classes of a model and of all its submodules."""
     names = {type(module).__module__ for module in model.modules()}
     return {sys.modules[name] for name in names if name in sys.modules}
 
 
-def plain(module: nn.Module) -> bool:
+def treats_tokens_alone(module: nn.Module) -> bool:
     """Return True if a module can process its tokens in slices, because it treats each token independently.
 
     Such a module consists of linear layers and activations only. Mixture-of-experts layers are excluded.

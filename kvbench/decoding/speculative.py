@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
-from kvbench.decoding.drafting import Drafter, draw
+from kvbench.decoding.drafting import Drafter, draw_tokens
 from kvbench.decoding.gamma import Gamma
 from kvbench.decoding.passes import check_cache, forward, now, prefill
 from kvbench.decoding.round_times import Round
@@ -187,7 +187,7 @@ class Eager(Engine):
             target = probabilities(logits, sampling)
             proposed = target[:, :0] if chances is None else chances
             accepted, rest = accept_sampled(drafts, proposed, target, uniforms, bounds, chance(uniforms, forced))
-            following = draw(rest, generators, active)
+            following = draw_tokens(rest, generators, active)
 
         emitted = taken(stopping, active, accepted.tolist(), drafts.tolist(), following.tolist())
         # The cache keeps the pending token and the drafts up to a row's last new token, which is the next pending one.
@@ -199,7 +199,7 @@ class Eager(Engine):
 
 
 @torch.inference_mode()
-def decode(
+def speculative_decode(
     model: PreTrainedModel,
     cache: KVCache,
     token: Tensor,

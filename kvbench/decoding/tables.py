@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvbench.attention.phases import FIELDS, lines
+from kvbench.attention.phases import FIELDS, divide_into_phases
 from kvbench.cache import KVCache
 from kvbench.cache.layer import KVLayer
 
@@ -68,9 +68,9 @@ def laid_out(cache: KVCache, places: Sequence[Sequence[tuple[int, int]]]) -> Lay
     known: dict[Any, Any] = {}
     for layer, place in zip(cache.kv_layers, places, strict=True):
         # layers of a cache nearly always have equal lengths: their tables are computed once
-        key = (*state(layer), frozenset(layer.pairs), layer.window)
+        key = (*layer_state(layer), frozenset(layer.pairs), layer.window)
         if key not in known:
-            order, counts = lines(layer)
+            order, counts = divide_into_phases(layer)
             flat = np.array(counts, dtype=np.int32).reshape(-1)
             known[key] = order, counts, np.concatenate([flat, np.array(place, dtype=np.int32).reshape(-1)])
         order, counts, block = known[key]
@@ -81,7 +81,7 @@ def laid_out(cache: KVCache, places: Sequence[Sequence[tuple[int, int]]]) -> Lay
     return Layout(shape, every, np.concatenate(numbers), [pointers(layer) for layer in cache.kv_layers])
 
 
-def state(layer: KVLayer) -> tuple[Any, ...]:
+def layer_state(layer: KVLayer) -> tuple[Any, ...]:
     """Return the lengths and starts of all segments of a layer; layers for which they are equal have equal tables."""
     return tuple(
         (tuple(segment.lengths), tuple(getattr(segment, "starts", ())))

@@ -31,7 +31,7 @@ def recorded(repository: Repository) -> dict[str, Any]:
     It is a dict with ``commit``, ``fetched`` (date of the first download), ``files`` (``bytes`` and ``sha256`` by file
     name) and possibly ``splits`` (names of files by split).
     """
-    entry = _read(repository).get(repository.asked)
+    entry = _read_record(repository).get(repository.asked)
     return entry if isinstance(entry, dict) and isinstance(entry.get("files"), dict) else {}
 
 
@@ -126,7 +126,7 @@ def verify(file: Path) -> None:
         )
 
 
-def _read(repository: Repository) -> dict[str, Any]:
+def _read_record(repository: Repository) -> dict[str, Any]:
     try:
         content = json.loads((repository.folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -140,9 +140,9 @@ def _update(repository: Repository, entry: dict[str, Any]) -> None:
     with suppress(OSError):  # a cache that is only readable
         repository.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(repository.folder / f".{FILE}.lock"):
-            revisions = _read(repository)
+            revisions = _read_record(repository)
             before = revisions.get(repository.asked) or {}
             merged = {key: {**before.get(key, {}), **entry[key]} for key in ("files", "splits") if entry.get(key)}
             revisions[repository.asked] = {**entry, **before, **merged}
             text = json.dumps({"version": 1, "revisions": revisions}, indent=1, sort_keys=True)
-            atomic.write(repository.folder / FILE, text.encode() + b"\n")
+            atomic.replace_file(repository.folder / FILE, text.encode() + b"\n")

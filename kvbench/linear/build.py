@@ -96,7 +96,7 @@ class Build:
     @property
     def source(self) -> str:
         """CUDA source of the kernel with this configuration."""
-        return self.macros() + source("int4" if self.bits == 4 else "product")
+        return self.macros() + linear_source("int4" if self.bits == 4 else "product")
 
     def macros(self) -> str:
         """Return the macro definitions that must precede the kernel's source."""
@@ -122,7 +122,7 @@ class Build:
 
 
 @cache
-def source(name: str = "product") -> str:
+def linear_source(name: str = "product") -> str:
     """Return the CUDA source of a kernel (:data:`PARTS`) without the macros that configure it."""
     folder = Path(__file__).parent / "cuda"
     return "\n".join((folder / part).read_text(encoding="utf-8") for part in PARTS[name])
@@ -139,7 +139,7 @@ def function(build: Build, rows: int, columns: int, device: int) -> nvrtc.Functi
     return nvrtc.Function(build.source, "product", device, build.warps * 32, shared, overlapped=build.early > 0)
 
 
-def launch(
+def launch_build(
     build: Build,
     x: Tensor,
     weight: Tensor,
@@ -196,7 +196,7 @@ def dequantizer(group: int, half: bool, bf16: bool, device: int) -> nvrtc.Functi
     """
     values = {"GROUP": group, "HALF": int(half), "BF16": int(bf16), "WARPS": WARPS}
     macros = "".join(f"#define {name} {value}\n" for name, value in values.items())
-    return nvrtc.Function(macros + source("dequantize"), "dequantize", device, WARPS * 32, 0)
+    return nvrtc.Function(macros + linear_source("dequantize"), "dequantize", device, WARPS * 32, 0)
 
 
 def dequantize(codes: Tensor, groups: Tensor, group: int, half: bool, out: Tensor) -> None:

@@ -98,7 +98,7 @@ def unpacked(weight: Int4Weight) -> tuple[Tensor, Tensor, Tensor]:
     """Return codes (uint8 ``[N, K]``), scales and zeros (uint8; ``[N, K / group]``): the arguments of :func:`pack`."""
     count = weight.columns // weight.group
     codes = layout.codes(weight.codes)[: weight.rows, : weight.columns]
-    scales, zeros = layout.groups(weight.groups, weight.dtype)
+    scales, zeros = layout.scales_and_zeros(weight.groups, weight.dtype)
     return codes, scales[: weight.rows, :count], zeros[: weight.rows, :count]
 
 
@@ -106,7 +106,7 @@ def dequantized(weight: Int4Weight, dtype: torch.dtype) -> Tensor:
     """Return the weights ``[N, K]``: ``(code - zero) * scale``, which is exact in fp32, rounded once to `dtype`."""
     half = weight.dtype == torch.float16
     sizes = weight.rows, weight.columns, weight.group
-    by_kernel = kernel.dequantized(weight.codes, weight.groups, *sizes, half, dtype)
+    by_kernel = kernel.dequantize_by_kernel(weight.codes, weight.groups, *sizes, half, dtype)
     if by_kernel is not None:
         return by_kernel
     out = weight.codes.new_empty(weight.rows, weight.columns, dtype=dtype)
@@ -167,7 +167,9 @@ def int4_product(
         out = kernel.int4(x, codes, groups, rows, group, half, bias)
         if out is not None:
             return out
-    return plain(x, Int4Weight(codes, groups, rows, columns, group, torch.float16 if half else torch.bfloat16), bias)
+    return dequantized_product(
+        x, Int4Weight(codes, groups, rows, columns, group, torch.float16 if half else torch.bfloat16), bias
+    )
 
 
 @int4_product.register_fake
@@ -185,6 +187,6 @@ def _(
     return x.new_empty(*x.shape[:-1], rows)
 
 
-def plain(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tensor:
+def dequantized_product(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tensor:
     """Compute :func:`product` by dequantizing the weights, without kvbench's kernel."""
     return nn.functional.linear(x, dequantized(weight, x.dtype), bias)

@@ -92,7 +92,7 @@ def half_precision(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _launched(chosen, x, weight, None, channels, bias)
 
 
-def dequantized(
+def dequantize_by_kernel(
     codes: Tensor, groups: Tensor, channels: int, columns: int, group: int, half: bool, dtype: torch.dtype
 ) -> Tensor | None:
     """Return a 4-bit matrix ``[channels, columns]`` in 16 bits, or None if there is no kernel for it.
@@ -129,7 +129,7 @@ def _launched(
         flat = flat.clone(memory_format=torch.contiguous_format)
     out = x.new_empty(*x.shape[:-1], channels)
     with torch.cuda.device_of(x):
-        build.launch(chosen[0], flat, weight, groups, channels, bias, out, chosen[1])
+        build.launch_build(chosen[0], flat, weight, groups, channels, bias, out, chosen[1])
     return out
 
 

@@ -73,7 +73,7 @@ def group_words(scales: Tensor, zeros: Tensor) -> Tensor:
     return words.permute(0, 3, 2, 1).contiguous()
 
 
-def groups(words: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def scales_and_zeros(words: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return scales ``[N, K / group]`` in `dtype` and zeros (uint8) of words that :func:`group_words` arranged."""
     tiles, count = words.shape[:2]
     halves = words.permute(0, 3, 2, 1).reshape(tiles * ROWS, count, 1).contiguous().view(torch.int16)

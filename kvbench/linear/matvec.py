@@ -35,7 +35,7 @@ def matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     x is ``[..., K]``, the matrix ``[N, K]``, the bias ``[N]`` or None, and the output ``[..., N]``. A kernel of kvbench
     computes the product if one can (:func:`served`), and torch's library otherwise.
     """
-    return launch(x, weight, bias) if served(x, weight, bias) else nn.functional.linear(x, weight, bias)
+    return launch_matvec(x, weight, bias) if served(x, weight, bias) else nn.functional.linear(x, weight, bias)
 
 
 @matvec.register_fake
@@ -95,7 +95,9 @@ def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: to
     """Return True if the kernel for one row compiles for matrices of a given shape; otherwise warn and return False."""
     x, weight = torch.empty(columns, dtype=dtype, device=device), torch.empty(1, columns, dtype=dtype, device=device)
     try:
-        launch(x, weight.expand(rows, columns).as_strided((rows, columns), (0, 1)), x.new_empty(rows) if bias else None)
+        launch_matvec(
+            x, weight.expand(rows, columns).as_strided((rows, columns), (0, 1)), x.new_empty(rows) if bias else None
+        )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -107,17 +109,17 @@ def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: to
     return True
 
 
-def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def launch_matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute a product with a kernel of kvbench and return it; the arguments must be valid for :func:`served`."""
     rows, columns = weight.shape
     if x.numel() > columns:
         return kernel.half_precision(x, weight, bias)
-    from kvbench.linear.matvec_kernel import product
+    from kvbench.linear.matvec_kernel import matvec_product
 
     own_rows, block, warps = shape(columns)
     out = x.new_empty(*x.shape[:-1], rows)
     with torch.cuda.device_of(x):
-        product[(-(-rows // own_rows),)](
+        matvec_product[(-(-rows // own_rows),)](
             x,
             weight,
             x if bias is None else bias,

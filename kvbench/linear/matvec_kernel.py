@@ -9,13 +9,13 @@ import triton.language as tl
 
 
 @triton.jit
-def part(
+def add_block_product(
     total, x, begin, first, column, row, rows, K: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr
 ):  # fmt: skip
     """Multiply one block of columns of the matrix by the vector, and return `total` plus the products.
 
     Products are not yet summed over columns: the result has the shape of `total`. WHOLE and EXACT are as for
-    :func:`product`.
+    :func:`matvec_product`.
 
     Args:
         total: sums so far, fp32 ``[ROWS, BLOCK]``.
@@ -35,7 +35,7 @@ def part(
 
 
 @triton.jit
-def product(
+def matvec_product(
     x, weight, bias, out, rows, stride,
     K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
     BIAS: tl.constexpr, UNROLL: tl.constexpr,
@@ -59,10 +59,10 @@ def product(
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     if UNROLL:
         for first in tl.static_range(0, K, BLOCK):
-            total = part(total, x, begin, first, column, row, rows, K, WHOLE, EXACT)
+            total = add_block_product(total, x, begin, first, column, row, rows, K, WHOLE, EXACT)
     else:
         for first in range(0, K, BLOCK):
-            total = part(total, x, begin, first, column, row, rows, K, WHOLE, EXACT)
+            total = add_block_product(total, x, begin, first, column, row, rows, K, WHOLE, EXACT)
     y = tl.sum(total, 1)
     if BIAS:
         y += tl.load(bias + row, mask=row < rows, other=0.0).to(tl.float32)

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvbench.cli.compose import Composer
 from kvbench.config.run_config import RunConfig
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.errors import ConfigError, nearest
 from kvbench.results.identity import identity
 from kvbench.runner.resolve import settled
@@ -69,7 +69,11 @@ def choose(arguments: Mapping[str, Any]) -> RunConfig:
             "must name one model",
             hint="--model_args model=llama2-7b,setting=kivi:int4",
         )
-    texts = [f"model={given.pop(names[0])}", *parse(str(given.pop("setting", "fp16"))).overrides(), "logger=none"]
+    texts = [
+        f"model={given.pop(names[0])}",
+        *parse_setting(str(given.pop("setting", "fp16"))).overrides(),
+        "logger=none",
+    ]
     texts += PLACEHOLDER
     for key, value in given.items():
         if key not in KEYS:
@@ -81,12 +85,12 @@ def choose(arguments: Mapping[str, Any]) -> RunConfig:
                 allowed=("model", "setting", "batch_size", "results_dir", *KEYS),
                 hint=f"did you mean {near}?" if near else "model=llama2-7b,setting=kivi:int4",
             )
-        texts.append(f"{KEYS[key]}={_typed(value)}")
+        texts.append(f"{KEYS[key]}={_typed_argument(value)}")
     composer = Composer()
     composer.check(texts)
     return composer.configuration(texts)
 
 
-def _typed(value: Any) -> str:
+def _typed_argument(value: Any) -> str:
     """Return a value as it is typed on kvbench's command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)

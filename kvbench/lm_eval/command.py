@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         _require()
-        return _run(arguments)
+        return _run_lm_eval(arguments)
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -59,7 +59,7 @@ def _require() -> None:
         ) from None
 
 
-def _run(arguments: list[str]) -> int:
+def _run_lm_eval(arguments: list[str]) -> int:
     """Run lm-eval's command line, and then store the rows of what it has evaluated."""
     from lm_eval._cli import HarnessCLI
     from lm_eval.utils import setup_logging
@@ -75,10 +75,10 @@ def _run(arguments: list[str]) -> int:
         return end.code if isinstance(end.code, int) else 1
     finally:
         sys.argv = before
-    given = options(parsed)
+    given = lm_eval_options(parsed)
     ours = parsed.command == "run" and given.get("model") == "kvbench"
     if ours:
-        prepare(parsed, given)
+        prepare_request_cache(parsed, given)
     CachedLM.last, logs = None, Logs(Path(str(getattr(parsed, "output_path", None) or OUTPUT)))
     try:
         parser.execute(parsed)
@@ -102,7 +102,7 @@ def _report(model: Any, logs: Logs) -> None:
         print(f"rows: {run}  (python -m kvbench.report)" if run else "rows: none, as no task has scores per sample")
 
 
-def options(parsed: Namespace) -> dict[str, Any]:
+def lm_eval_options(parsed: Namespace) -> dict[str, Any]:
     """Return lm-eval's options as it will read them itself: the command line over the file of ``--config``."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
@@ -115,12 +115,12 @@ def options(parsed: Namespace) -> dict[str, Any]:
     return given | {key: value for key, value in vars(parsed).items() if value or value == 0}
 
 
-def prepare(parsed: Namespace, given: Mapping[str, Any]) -> None:
+def prepare_request_cache(parsed: Namespace, given: Mapping[str, Any]) -> None:
     """Add to a parsed command line, in place, a request cache of the setting's own, and a log of all samples.
 
     lm-eval looks up answers by the request alone, so one file for several settings would give all of them the answers
     of the first. The key of model and setting (:func:`kvbench.lm_eval.chosen.setting_key`) is appended to its name.
-    `given` are all options (:func:`options`).
+    `given` are all options (:func:`lm_eval_options`).
 
     Raises:
         ConfigError: the model arguments are invalid.

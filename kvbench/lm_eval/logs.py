@@ -35,7 +35,7 @@ class Logs:
                 None,
             )
             if name is not None:
-                logs[name] = list(_lines(path))
+                logs[name] = list(_json_lines(path))
         return logs
 
     def results(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Logs:
         return [path for _, path in sorted(new) if path.name.startswith(prefix)]
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if not line.strip():
             continue

@@ -25,7 +25,7 @@ from kvbench.decoding.sampling import Sampling
 from kvbench.errors import ConfigError, DataError
 from kvbench.lm_eval.chosen import choose
 from kvbench.lm_eval.figures import Figures
-from kvbench.models.load import load
+from kvbench.models.load import load_model
 from kvbench.profiling.device import device_name
 from kvbench.profiling.memory import PhasePeaks
 from kvbench.results.environment import cpu_name
@@ -90,7 +90,7 @@ class CachedLM(HFLM):  # type: ignore[misc]
             arguments["device"] = device
         self.chosen: RunConfig = choose(arguments)
         config = self.chosen
-        loaded = load(config.model, config.runtime)
+        loaded = load_model(config.model, config.runtime)
         super().__init__(
             pretrained=loaded.model,
             tokenizer=loaded.tokenizer,
@@ -200,7 +200,7 @@ class CachedLM(HFLM):  # type: ignore[misc]
 
     def _continued(self, requests: Sequence[Request]) -> Iterator[tuple[float, bool]]:
         """Yield log-likelihood and greedy match of each request; all have the same context."""
-        context = _cut(requests[0], self.max_length)
+        context = _context_end(requests[0], self.max_length)
         continuations = [continuation for _, _, continuation in requests]
         ids = torch.tensor([context], device=self.loaded.device)
         cache = self._cache(ids, None, len(context) + max(map(len, continuations)))
@@ -232,11 +232,11 @@ def _by_context(requests: Sequence[Request], max_length: int) -> Iterable[list[i
     """Return the numbers of the requests that share a context, the longest contexts first."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, request in enumerate(requests):
-        groups.setdefault(tuple(_cut(request, max_length)), []).append(number)
+        groups.setdefault(tuple(_context_end(request, max_length)), []).append(number)
     return [groups[context] for context in sorted(groups, key=len, reverse=True)]
 
 
-def _cut(request: Request, max_length: int) -> list[int]:
+def _context_end(request: Request, max_length: int) -> list[int]:
     """Return the end of the context that fits before the continuation, cut on the left as ``hf`` cuts it.
 
     Raises:

@@ -47,7 +47,7 @@ def store(logs: Logs, model: CachedLM, folder: Path) -> Path | None:
     data = {
         "identity": {
             "target": "lm_eval",
-            "tasks": {name: _digest(name, results) for name in tasks},
+            "tasks": {name: _task_digest(name, results) for name in tasks},
             **({"host": model.host} if model.host else {}),
         },
         "version": VERSION,
@@ -143,7 +143,7 @@ def _answer(line: Mapping[str, Any]) -> str:
     return json.dumps(responses, ensure_ascii=False)
 
 
-def _digest(task: str, results: Mapping[str, Any]) -> dict[str, Any]:
+def _task_digest(task: str, results: Mapping[str, Any]) -> dict[str, Any]:
     """Return what determines a task's prompts and scores: its version, its examples and a hash of its configuration."""
     config = dict((results.get("configs") or {}).get(task) or {})
     config.pop("metadata", None)  # holds the arguments of the model too

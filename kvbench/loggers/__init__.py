@@ -25,7 +25,7 @@ def in_sweep(name: str) -> Iterator[None]:
         _SWEEP.reset(token)
 
 
-def load(
+def load_logger(
     logger: Any,
     run_id: str,
     config: Mapping[str, Any],

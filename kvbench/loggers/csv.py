@@ -48,13 +48,13 @@ class CsvLogger(Logger):
         lock.touch()  # raises an error if the folder is not writable; the lock would wait for ever
         with FileLock(lock, timeout=LOCK_SECONDS):
             columns, rows, whole = self._read()
-            if rows and _same([old for old in rows if old.get("run_id") == row["run_id"]][-1:], row):
+            if rows and _same_row([old for old in rows if old.get("run_id") == row["run_id"]][-1:], row):
                 return
             wanted = columns + [key for key in row if key not in columns]  # existing columns keep their order
             if columns == wanted and whole:
-                self._append(_text([row], wanted, header=False))
+                self._append(_csv_text([row], wanted, header=False))
             else:
-                atomic.write(self.path, _text([*rows, row], wanted, header=True).encode())
+                atomic.replace_file(self.path, _csv_text([*rows, row], wanted, header=True).encode())
 
     def _read(self) -> tuple[list[str], list[dict[str, str]], bool]:
         """Return the columns, the rows, and True if the last line is complete; set an incomplete one aside."""
@@ -68,7 +68,7 @@ class CsvLogger(Logger):
         columns = lines[0] if lines else []
         if not whole and len(lines) > 1 and len(lines[-1]) < len(columns):
             with self.path.with_name(f"{self.path.name}.damaged").open("a", encoding="utf-8") as aside:
-                aside.write(_text([dict(zip(columns, lines.pop(), strict=False))], columns, header=False))
+                aside.write(_csv_text([dict(zip(columns, lines.pop(), strict=False))], columns, header=False))
         rows = [dict(zip(columns, [*line, *[""] * len(columns)], strict=False)) for line in lines[1:]]
         return columns, rows, whole
 
@@ -105,8 +105,8 @@ def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
     hyper = {key: value for key, value in config["method"].items() if key not in (*UNSAID, "quantizer")}
     for prefix, part in (
         ("method", hyper),
-        ("scores", {key: _score(entry) for key, entry in metrics["scores"].items()}),
-        ("mean", _score(metrics["mean"])),
+        ("scores", {key: _score_fields(entry) for key, entry in metrics["scores"].items()}),
+        ("mean", _score_fields(metrics["mean"])),
         *((name, metrics[name]) for name in ("samples", "kv_bytes", "peak_bytes", "ttft_s", "tpot_s", "attention")),
         ("inter_token", metrics.get("inter_token") or {}),
         ("oom", {"bytes_asked": metrics["oom"]["bytes_asked"]} if metrics["oom"] else {}),
@@ -134,20 +134,20 @@ def flatten(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return flat
 
 
-def _score(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _score_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
     pair = entry["vs_fp16"] or {"diff": None, "stderr": None, "n": None}
     points = dict(entry.get("points") or {})
     batches = {f"b{batch}": figures for batch, figures in points.pop("batches", {}).items()}
     return {"score": entry["score"], "stderr": entry["stderr"], "n": entry["n"], "vs_fp16": pair, **points, **batches}
 
 
-def _same(latest: list[dict[str, str]], row: Mapping[str, Any]) -> bool:
+def _same_row(latest: list[dict[str, str]], row: Mapping[str, Any]) -> bool:
     """Return True if `latest` (a run's last row in the file, or empty) equals `row` but for times and differences."""
     now = {key: "" if value is None else str(value) for key, value in row.items() if not _LATER.match(key)}
     return any(all(written.get(key, "") == value for key, value in now.items()) for written in latest)
 
 
-def _text(rows: list[dict[str, Any]], columns: list[str], *, header: bool) -> str:
+def _csv_text(rows: list[dict[str, Any]], columns: list[str], *, header: bool) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, restval="", extrasaction="ignore", lineterminator="\n")
     if header:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvbench.loggers.base import MIB, Logger, charted
 from kvbench.loggers.csv import flatten
-from kvbench.loggers.wandb_service import Service, log_files, plain
+from kvbench.loggers.wandb_service import Service, log_files, plain_data
 from kvbench.results.aggregate import percentile, score_key
 from kvbench.results.samples import MEASURED
 from kvbench.results.store import DONE
@@ -87,10 +87,10 @@ class WandbLogger(Logger):
 
         run = self._start()
         if self._rows:
-            columns, lines = table(self._rows)
-            samples = wandb.Table(columns=columns, data=plain(lines))
+            columns, lines = sample_table(self._rows)
+            samples = wandb.Table(columns=columns, data=plain_data(lines))
             run.log({"samples": samples}, step=len(self._rows) - 1)  # its own step would take the next row's number
-        for name, value in plain(summary(metrics)).items():
+        for name, value in plain_data(run_summary(metrics)).items():
             run.summary[name] = value
         if self.folder is not None:
             log_files(run, f"run-{self.run_id}", "kvbench-run", [self.folder / name for name in FILES])
@@ -118,7 +118,7 @@ class WandbLogger(Logger):
         return self._run
 
 
-def summary(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def run_summary(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a run for W&B's summary, with units in their names (:mod:`kvbench.loggers.base`)."""
     flat = {
         key.replace(".", "/"): value
@@ -159,22 +159,24 @@ def history(row: Row) -> dict[str, Any]:
         f"{key}/score": row["scores"].get("score"),
         f"{key}/nll": (row.get("nll") or {}).get("sum"),
         "prompt_tokens": row.get("prompt_tokens"),
-        **figures(row),
+        **sample_figures(row),
     }
-    flat = {name.replace(".", "/"): value for name, value in flatten(_measured(row).get("point") or {}, key).items()}
+    flat = {
+        name.replace(".", "/"): value for name, value in flatten(_measured_figures(row).get("point") or {}, key).items()
+    }
     values |= {name: value for name, value in charted(flat).items() if isinstance(value, (int, float))}
     steps = inter_token_ms(row)
     values |= {f"inter_token_ms/p{q}": percentile(steps, q) for q in (50, 90, 99)}
     return {f"sample/{name}": value for name, value in values.items() if value is not None}
 
 
-def figures(row: Row) -> dict[str, Any]:
+def sample_figures(row: Row) -> dict[str, Any]:
     """Return what was measured of one sample: KV size and memory peaks in MiB, TTFT, TPOT and tokens per second.
 
     ``tpot_ms`` is the median time of a decode step without the first one, which is ``first_step_ms``. ``tokens_per_s``
     is the throughput of the sample's whole batch. Unknown figures are None.
     """
-    measured = _measured(row)
+    measured = _measured_figures(row)
     peaks = measured.get("peak_bytes") or {}
     used = ((row.get("kv_bytes") or {}).get("used") or {}).get("total")
     values = {
@@ -195,23 +197,23 @@ def figures(row: Row) -> dict[str, Any]:
 
 def inter_token_ms(row: Row) -> list[float]:
     """Return the times between the tokens of a sample in milliseconds, without the first; empty for warm-ups."""
-    measured = _measured(row)
+    measured = _measured_figures(row)
     steps = [] if measured.get("warm_up") else (measured.get("step_s") or [])[1:]
     return [1000 * step for step in steps]
 
 
-def table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
+def sample_table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
     """Return the columns and the lines of the table of samples."""
     texts = [name for name in _TEXTS if any(row.get(name) is not None for row in rows)]
     columns = [name for name in COLUMNS if name not in _TEXTS or name in texts]
     lines = []
     for row in rows:
-        measured = figures(row)
+        measured = sample_figures(row)
         lines.append([*map(row.get, columns), row["scores"].get("score"), *map(measured.get, _FIGURES)])
     return [*columns, "score", *_FIGURES], lines
 
 
-def _measured(row: Row) -> Mapping[str, Any]:
+def _measured_figures(row: Row) -> Mapping[str, Any]:
     return row.get(MEASURED) or {}
 
 

@@ -59,7 +59,7 @@ class Service:
         """
         import wandb
 
-        fixed = plain(
+        fixed = plain_data(
             {
                 "id": run_id,
                 "name": name,
@@ -144,13 +144,13 @@ def distinct(tags: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(str(tag)[:LONGEST_TAG] for tag in tags if str(tag)))
 
 
-def plain(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
     """Return a copy of data that W&B takes: dicts with string keys, lists instead of tuples, texts that can be encoded.
 
     A lone surrogate, half of an emoji in an answer, becomes an escape.
     """
     if isinstance(value, Mapping):
-        return {plain(str(key)): plain(item) for key, item in value.items()}
+        return {plain_data(str(key)): plain_data(item) for key, item in value.items()}
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
-    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return [plain_data(item) for item in value] if isinstance(value, (list, tuple)) else value

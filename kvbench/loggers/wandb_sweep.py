@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.loggers.wandb_service import Service, log_files, plain
+from kvbench.loggers.wandb_service import Service, log_files, plain_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def log_sweep(service: Service, content: SweepContent) -> None:
         kind="sweep",
     )
     columns = list(content.table[0]) if content.table else []
-    table = wandb.Table(columns=columns, data=plain([list(line.values()) for line in content.table]))
+    table = wandb.Table(columns=columns, data=plain_data([list(line.values()) for line in content.table]))
     media: dict[str, Any] = {"runs": table}
     if content.pareto is not None:
         known = [[line[key] for key in content.pareto] for line in content.table]

@@ -13,7 +13,7 @@ import torch
 
 from kvbench.measure.meter import Meter
 from kvbench.measure.point_figures import weight_bytes
-from kvbench.measure.random_fill import place
+from kvbench.measure.random_fill import fill_randomly
 from kvbench.profiling.memory import PhasePeaks, release
 from kvbench.util.failures import bytes_asked, is_out_of_memory
 
@@ -25,7 +25,7 @@ def by_formula(memory: int, weights: int, workspace: int, per_sequence: int) -> 
     return max(0, memory - weights - workspace) // per_sequence
 
 
-def measure(meter: Meter, prompt: int, memory: int, most: int) -> Figures:
+def measure_capacity(meter: Meter, prompt: int, memory: int, most: int) -> Figures:
     """Allocate and fill caches of single sequences until memory runs out, and compare their number with the formula.
 
     Args:
@@ -96,5 +96,5 @@ def _stored(meter: Meter, prompt: int) -> Any:
     prompts = meter.batch(prompt, 1)[1]
     cache = meter.method.new_cache(meter.model, prompts, max_length=prompt + meter.how.new_tokens)
     cache.options = meter.how.options
-    place(meter.model, cache, 1, prompt, meter.how.seed)
+    fill_randomly(meter.model, cache, 1, prompt, meter.how.seed)
     return cache

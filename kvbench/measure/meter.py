@@ -18,17 +18,17 @@ from torch import Tensor
 
 from kvbench.cache.prompts import Prompts
 from kvbench.decoding.autoregressive import Generation, generate
-from kvbench.decoding.passes import groups
+from kvbench.decoding.passes import prefill_groups
 from kvbench.measure import stock
 from kvbench.measure.how import How
 from kvbench.measure.point_figures import (
     Figures,
     layer_bytes,
-    memory,
+    memory_figures,
     moved,
     nominal_bits,
-    predicted,
-    times,
+    predicted_figures,
+    time_figures,
     weight_bytes,
 )
 from kvbench.measure.random_fill import go_on
@@ -36,7 +36,7 @@ from kvbench.profiling import device
 from kvbench.profiling.energy import Counter, Reading, used
 from kvbench.profiling.memory import PhasePeaks, release
 from kvbench.profiling.timing import synchronize
-from kvbench.tasks.filled import filled
+from kvbench.tasks.filled import filled_prompts
 from kvbench.util.failures import bytes_asked, is_out_of_memory
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Meter:
     def stock_point(self, name: str, prompt: int, batch: int) -> Figures:
         """Measure one point with a cache of :data:`kvbench.measure.stock.BASELINES`; result as for :meth:`point`."""
         return self._attempt(
-            prompt, batch, lambda: stock.point(name, self.model, self.batch(prompt, batch)[0], self.how)
+            prompt, batch, lambda: stock.stock_point(name, self.model, self.batch(prompt, batch)[0], self.how)
         )
 
     def _attempt(self, prompt: int, batch: int, measure: Callable[[], Figures]) -> Figures:
@@ -170,7 +170,7 @@ class Meter:
 
     def batch(self, prompt: int, batch: int) -> tuple[Tensor, Prompts]:
         """Make a batch of prompts of exactly `prompt` tokens, without padding: ids ``[batch, prompt]`` and texts."""
-        texts = filled(self.tokenizer, prompt, batch, self.how.seed)
+        texts = filled_prompts(self.tokenizer, prompt, batch, self.how.seed)
         ids = torch.tensor(texts.ids, device=self.device)
         return ids, Prompts([0] * batch, [prompt] * batch, texts.contexts, texts.queries, ids, self.tokenizer.decode)
 
@@ -192,11 +192,11 @@ class Meter:
         prefills = [*prefills, generation.ttft_s][0 if random else self.how.untimed :]
         searches = [*searches, cache.search_s][0 if random else self.how.untimed :]
         self.tokens = generation.tokens
-        figures = times(generation, prefills, searches, batch, self.how.new_tokens)
+        figures = time_figures(generation, prefills, searches, batch, self.how.new_tokens)
         if random:
             rate = batch * (self.how.new_tokens - 1) / figures["decode_s"]
             figures |= {"fill": "random", "prefill_s": None, "ttft_s": None, "tokens_per_s": rate}
-        figures |= memory(self.model, cache, (peaks or watch.peaks).row())
+        figures |= memory_figures(self.model, cache, (peaks or watch.peaks).row())
         figures |= {
             "path": str(cache.path),
             "reads_packed": bool(cache.reads_packed),
@@ -205,8 +205,8 @@ class Meter:
         }
         chunk, rows = min(self.how.prefill_chunk or prompt, prompt), batch
         if chunk == prompt and not random:
-            rows = groups(cache, batch, prompt, None, self.how.prefill_rows)[0].stop
-        figures["predicted"] = predicted(
+            rows = prefill_groups(cache, batch, prompt, None, self.how.prefill_rows)[0].stop
+        figures["predicted"] = predicted_figures(
             self.model, figures, prompt, batch, watch.bytes_before, bool(generation.rounds), rows * chunk
         )
         figures |= moved(self.model, figures, self.how.read_rate)

@@ -11,8 +11,7 @@ from torch import Tensor
 from kvbench.cache.segments.base import Segment
 from kvbench.cache.segments.foreign import Fp8Segment, HFSegment
 from kvbench.decoding.autoregressive import Generation
-from kvbench.decoding.round_times import Round, totals
-from kvbench.decoding.round_times import figures as round_figures
+from kvbench.decoding.round_times import Round, row_totals, totals
 from kvbench.errors import ConfigError
 from kvbench.models.int4 import own_bytes, own_head
 from kvbench.profiling.device import device_name
@@ -25,7 +24,7 @@ from kvbench.util.attachment import storage_of
 Figures = dict[str, Any]
 
 
-def times(
+def time_figures(
     generation: Generation, prefills: Sequence[float], searches: Sequence[float], batch: int, new_tokens: int
 ) -> Figures:
     """Return the times of one generation: TTFT, TPOT, inter-token times, and throughput.
@@ -69,11 +68,11 @@ def times(
         "capture_s": generation.capture_s,
     }
     if generation.rounds:
-        rows = [round_figures(generation.rounds, row) for row in range(batch)]
+        rows = [row_totals(generation.rounds, row) for row in range(batch)]
         figures["speculation"] = {key: sum(row[key] for row in rows) for key in rows[0]}
         if timed := round_times(totals(generation.rounds, range(batch))):
             figures["round_times"] = timed
-    return rounded(figures)
+    return rounded_figures(figures)
 
 
 def token_times(rounds: Sequence[Round]) -> list[float]:
@@ -94,7 +93,7 @@ def first_tokens(generation: Generation) -> float:
     return sum(emitted) / len(emitted)
 
 
-def memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
+def memory_figures(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
     """Return the bytes of weights and cache, the peak memory by phase, and the ratios between them.
 
     ``over_used`` is the peak memory while decoding divided by the least that decoding needs: the weights and the keys
@@ -116,7 +115,7 @@ def memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
     }
 
 
-def predicted(
+def predicted_figures(
     model: Any,
     figures: Figures,
     prompt: int,
@@ -257,10 +256,14 @@ def per_sequence(figures: Figures) -> Figures:
     return {**shares, "fp16_equivalent": figures["kv_fp16"] // batch}
 
 
-def rounded(figures: Figures) -> Figures:
+def rounded_figures(figures: Figures) -> Figures:
     """Return a copy of the figures with all floats, also in nested dicts, rounded to six decimals (microseconds)."""
     return {
-        key: rounded(value) if isinstance(value, dict) else round(value, 6) if isinstance(value, float) else value
+        key: rounded_figures(value)
+        if isinstance(value, dict)
+        else round(value, 6)
+        if isinstance(value, float)
+        else value
         for key, value in figures.items()
     }
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
 from kvbench.decoding.autoregressive import Generation, Observer, continued, tell
-from kvbench.decoding.drafting import prepare
+from kvbench.decoding.drafting import prepare_draft
 from kvbench.decoding.recordable import Graphs
 from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.models.layers import attending
@@ -53,7 +53,7 @@ def query_heads(model: PreTrainedModel) -> int:
     return heads // (team.size if team is not None else 1)
 
 
-def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed: int = 0) -> None:
+def fill_randomly(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed: int = 0) -> None:
     """Fill an empty cache with random keys and values, as if a prefill of `tokens` tokens had been run.
 
     The other layers of a hybrid model start with an empty state.
@@ -110,9 +110,9 @@ def go_on(
     choose it. The result has a ``ttft_s`` of 0.
     """
     device = model.get_input_embeddings().weight.device
-    prepare(model, cache.method.speculation)
+    prepare_draft(model, cache.method.speculation)
     tell(observer, "prefill")
-    place(model, cache, batch, tokens, seed)
+    fill_randomly(model, cache, batch, tokens, seed)
     tell(observer, "decode")
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     token = (torch.arange(batch, device=device) * 17 + 3) % vocabulary

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvbench.attention.register import detach
 from kvbench.errors import ConfigError
 from kvbench.measure.how import How
-from kvbench.measure.point_figures import Figures, moved, predicted, rounded, weight_bytes
+from kvbench.measure.point_figures import Figures, moved, predicted_figures, rounded_figures, weight_bytes
 from kvbench.measure.random_fill import random_layers
 from kvbench.models.layers import attending
 from kvbench.profiling.memory import PhasePeaks, release
@@ -86,7 +86,7 @@ def prefill(model: Any, ids: Tensor) -> float:
 
 
 @torch.no_grad()
-def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int = 0) -> dict[str, Any]:
+def stock_decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int = 0) -> dict[str, Any]:
     """Run a prefill and greedy decode steps with a cache of transformers, and return times and peak memory.
 
     The first decode steps (2, or 6 for compiled baselines) are warm-up steps, which are not timed. They absorb
@@ -141,7 +141,7 @@ def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int 
     return {"prefill_s": seconds, "step_s": step_s, "peak": peaks.row(), "tokens": tokens}
 
 
-def point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
+def stock_point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
     """Measure one point with a cache of transformers; return figures under the same keys as :meth:`Meter.point`.
 
     The model is switched to transformers' own attention. The prompts are ``[B, T]``.
@@ -155,7 +155,7 @@ def point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
                 release(ids.device)
                 prefills.append(prefill(model, ids))
             release(ids.device)
-            run = decode(name, model, ids, how.new_tokens - 1, how.fill, how.seed)
+            run = stock_decode(name, model, ids, how.new_tokens - 1, how.fill, how.seed)
         finally:
             compiled_anew()
     prefills = [*prefills, run["prefill_s"]][how.untimed :] if how.fill == "prefill" else []
@@ -188,8 +188,8 @@ def point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
         "peak": run["peak"],
         "tokens": run["tokens"][:SHOWN],
     }
-    figures["predicted"] = predicted(model, figures, width, batch, None, False)
-    figures = rounded(figures)
+    figures["predicted"] = predicted_figures(model, figures, width, batch, None, False)
+    figures = rounded_figures(figures)
     return figures | moved(model, figures, how.read_rate)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kvbench.cache.policy import ALWAYS, SIDES, Policy
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.byte_parts import KVBytes, Setting
-from kvbench.methods.layer_map import EXACT, EXACT_TARGET, Layers, forms, parse, with_formats, written
+from kvbench.methods.layer_map import EXACT, EXACT_TARGET, Layers, forms, parse_layer_map, with_formats, written
 from kvbench.methods.layer_map import KEY as LAYERS
 from kvbench.methods.refusals import QUERY_TOKENS, Reach, check_spans, check_taken, for_python
 from kvbench.quantizers.spec import FormatSpec, QuantizerSpec, Side
@@ -198,7 +198,7 @@ class Method(Policy["KVLayer"]):
         if self.quantizer:
             self.quantizer.check("quantizer", head_dim)
         self.rotation.check(head_dim)
-        for form in dict.fromkeys(entry.form for entry in parse(self.layers)):
+        for form in dict.fromkeys(entry.form for entry in parse_layer_map(self.layers)):
             own = self.in_format(form)
             if form != EXACT:
                 own.check(head_dim, max_length)
@@ -244,7 +244,7 @@ class Method(Policy["KVLayer"]):
             those of :attr:`layers` only a message.
         """
         specs = {"quantizer": self.quantizer}
-        for form in dict.fromkeys(entry.form for entry in parse(self.layers) if entry.form != EXACT):
+        for form in dict.fromkeys(entry.form for entry in parse_layer_map(self.layers) if entry.form != EXACT):
             specs[f"{LAYERS}.{form}"] = self.in_format(form).quantizer
         return {
             f"{key}.{name}": size
@@ -276,12 +276,12 @@ class Method(Policy["KVLayer"]):
         if self.rotation.plain:  # so that the ids of runs from before this option hold
             given.discard("rotation")
         named = {name: setting for name, setting in asdict(self).items() if name in given - {"layers"}}
-        return {**named, "layers": written(self.layers)} if parse(self.layers) else named
+        return {**named, "layers": written(self.layers)} if parse_layer_map(self.layers) else named
 
     def layer_identity(self) -> list[Any]:
         """Return the map of formats (:attr:`layers`) for a run's identity, with the formats in place of their names."""
         identity: list[Any] = []
-        for entry in parse(self.layers):
+        for entry in parse_layer_map(self.layers):
             spec = self.in_format(entry.form).quantizer if entry.form != EXACT else None
             sides = None if spec is None else [asdict(side) for side in (spec.key, spec.value)]
             identity.append([entry.first, entry.last, sides])
@@ -344,7 +344,7 @@ class Method(Policy["KVLayer"]):
         if self.keys_before_rope:
             from kvbench.attention.rope import pre_rope
 
-            rotation = pre_rope.attach(model)
+            rotation = pre_rope.attach_pre_rope(model)
             before = [layer for layer in cache.kv_layers if layer.method.keys_before_rope]
             for layer in before:
                 layer.rope = rotation

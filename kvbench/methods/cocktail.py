@@ -18,7 +18,7 @@ from kvbench.methods import cocktail_plan as in_place
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.cocktail_plan import ChunkPlan, Plans, aligned
-from kvbench.methods.leaving import CHUNK, whole
+from kvbench.methods.leaving import CHUNK, whole_groups
 from kvbench.quantizers.spec import FormatSpec, fitting
 from kvbench.util.lazy import lazy
 from kvbench.util.requirements import Package
@@ -222,7 +222,7 @@ class Cocktail(Method):
 
         For `last_layer` see :class:`ChunkPlan`.
         """
-        from kvbench.retrieval.chunks import by_rank, by_threshold, cut, shuffled
+        from kvbench.retrieval.chunks import by_rank, by_threshold, cut_chunks, shuffled
         from kvbench.retrieval.encoders import encoder
 
         ids = prompts.row_ids(row)
@@ -232,7 +232,7 @@ class Cocktail(Method):
         otherwise = prompts.query_sources[row] if prompts.query_sources else None
         text_encoder = encoder(self.encoder)
         words = text_encoder.whole_words if self.whole_words is None else self.whole_words
-        chunks = cut(ids, prompts.decode, self.chunk_size, context, query, otherwise, words)
+        chunks = cut_chunks(ids, prompts.decode, self.chunk_size, context, query, otherwise, words)
         scores = text_encoder.scores(chunks.query, chunks.texts) if chunks.texts else []
         widths = by_rank(scores, self.split) if self.split else by_threshold(scores, self.alpha, self.beta)
         if self.search == "none":
@@ -279,7 +279,7 @@ class Cocktail(Method):
                 self.full(layer, side, capacity=min(room + layer.coming(), layer.expected_length())),
             ]
         counts = [
-            plan.order(layer.real_tokens(row), whole(layer.hidden(row), CHUNK))
+            plan.order(layer.real_tokens(row), whole_groups(layer.hidden(row), CHUNK))
             for row, plan in enumerate(self.plans(layer))
         ]
         longest = [max(len(order[i]) for order in counts) for i in range(3)]
@@ -294,11 +294,11 @@ class Cocktail(Method):
     ) -> None:
         """Store the prompt of each row, every chunk in its chosen width; with `reorder`, one width together."""
         if not self.reorder:
-            return in_place.place(layer, rows, keys, values, self.plans(layer))
+            return in_place.place_chunks(layer, rows, keys, values, self.plans(layer))
         first = rows.indices(layer.batch)[0]
         for row in range(*rows.indices(layer.batch)):
             plan = self.plans(layer)[row]
-            hidden = whole(layer.hidden(row), CHUNK)
+            hidden = whole_groups(layer.hidden(row), CHUNK)
             parts = plan.indices(keys.shape[2], keys.device, hidden)
             one = slice(row, row + 1)
             for store, x in zip(layer.stores(), (keys, values), strict=True):
@@ -312,8 +312,8 @@ class Cocktail(Method):
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
         """Drop packed chunks whose tokens are all hidden by the sliding window, and hidden tokens in full precision."""
         if not self.reorder:
-            return in_place.forget(layer, rows, hidden, self.plans(layer))
-        first_seen = whole(hidden, CHUNK)
+            return in_place.forget_chunks(layer, rows, hidden, self.plans(layer))
+        first_seen = whole_groups(hidden, CHUNK)
         for row in range(*rows.indices(layer.batch)):
             order, one, remaining, begin = layer.positions(row), slice(row, row + 1), [], 0
             for number, segment in enumerate(layer.stores()[0].segments):
@@ -349,7 +349,7 @@ class Cocktail(Method):
             ConfigError: neither ``at.widths``, ``at.chunks`` nor `split` gives the widths, or the chunks have more
                 tokens than the sequence.
         """
-        total, gone = KVBytes(), whole(at.hidden, CHUNK)
+        total, gone = KVBytes(), whole_groups(at.hidden, CHUNK)
         share = max(at.prompt - gone, 0) / at.prompt  # of the prompt that is still seen
         rest = at.tokens - gone
         widths = self.chunk_widths(at)

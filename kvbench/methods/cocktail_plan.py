@@ -14,7 +14,7 @@ from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvbench.cache.policy import CacheState
-from kvbench.methods.leaving import CHUNK, TILE, whole
+from kvbench.methods.leaving import CHUNK, TILE, whole_groups
 from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
@@ -163,10 +163,12 @@ class Plans(CacheState):
 
 def runs(layer: KVLayer, plans: Sequence[ChunkPlan]) -> list[list[Run]]:
     """Return :meth:`ChunkPlan.runs` of each row's prompt, without the tokens that the layer's sliding window hides."""
-    return [plan.runs(layer.real_tokens(row), whole(layer.hidden(row), CHUNK)) for row, plan in enumerate(plans)]
+    return [plan.runs(layer.real_tokens(row), whole_groups(layer.hidden(row), CHUNK)) for row, plan in enumerate(plans)]
 
 
-def place(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, plans: Sequence[ChunkPlan]) -> None:
+def place_chunks(
+    layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, plans: Sequence[ChunkPlan]
+) -> None:
     """Store the tokens of prompts in the order of the text, each run of one bit width in a segment of its own.
 
     `plans` are those of the whole batch, not only of `rows`.
@@ -181,14 +183,14 @@ def place(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor,
                 store.segments[number].append(slice(row, row + 1), x[one, :, run.first : run.stop])
 
 
-def forget(layer: KVLayer, rows: slice, hidden: int, plans: Sequence[ChunkPlan]) -> None:
+def forget_chunks(layer: KVLayer, rows: slice, hidden: int, plans: Sequence[ChunkPlan]) -> None:
     """Drop the oldest tokens of each row that a sliding window hides; a packed chunk is dropped only as a whole.
 
     `hidden` is rounded down to a multiple of 32.
     """
     for row in range(*rows.indices(layer.batch)):
         one = slice(row, row + 1)
-        count = plans[row].passed(whole(hidden, CHUNK)) - (layer.real_tokens(row) - layer.length(one))
+        count = plans[row].passed(whole_groups(hidden, CHUNK)) - (layer.real_tokens(row) - layer.length(one))
         for store in layer.stores() if count > 0 else ():
             store.drop_front(one, count)
 

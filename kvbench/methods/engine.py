@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kvbench.errors import ConfigError
 from kvbench.methods.base import SIDES, Method, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
-from kvbench.methods.layer_map import EXACT
-from kvbench.methods.layer_map import parse as entries
+from kvbench.methods.layer_map import EXACT, parse_layer_map
 from kvbench.methods.tokenwise import FormatMethod, StoredFormat
-from kvbench.quantizers.engine.formats import EngineFormat, Layout, parse
+from kvbench.quantizers.engine.formats import EngineFormat, Layout, parse_engine_formats
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.rotation.spec import RotationSpec
 from kvbench.util.schema import bounded
@@ -85,20 +84,21 @@ class Engine(FormatMethod):
             return super().in_format(form)
         twin = copy(self)
         twin.format, twin.layers = form, None
-        parse(form, "method.layers")
+        parse_engine_formats(form, "method.layers")
         return twin
 
     def layer_identity(self) -> list[Any]:
         """Return the map of formats (:attr:`layers`) for a run's identity."""
         return [
-            [entry.first, entry.last, None if entry.form == EXACT else entry.form] for entry in entries(self.layers)
+            [entry.first, entry.last, None if entry.form == EXACT else entry.form]
+            for entry in parse_layer_map(self.layers)
         ]
 
     # -- the format -------------------------------------------------------------------------------------------------
 
     def side(self, side: Side) -> EngineFormat:
         """Return the format of the keys or of the values."""
-        return parse(self.format)[SIDES.index(side)]
+        return parse_engine_formats(self.format)[SIDES.index(side)]
 
     def turned(self, channels: int) -> int:
         """Return how many first channels of a head of `channels` channels RoPE is applied to."""
@@ -123,13 +123,13 @@ class Engine(FormatMethod):
         """Return the packed formats of keys and of values; :meth:`layouts` has what depends on the head."""
         key, value = (
             StoredFormat(bits=form.layout.bits, group_size=form.layout.group or "head_dim", axis="token", side=side)
-            for side, form in zip(SIDES, parse(self.format), strict=True)
+            for side, form in zip(SIDES, parse_engine_formats(self.format), strict=True)
         )
         return key, value
 
     def layouts(self, channels: int) -> tuple[Layout, Layout]:
         """Return what is stored per token and head, for keys and for values of `channels` channels."""
-        key, value = parse(self.format)
+        key, value = parse_engine_formats(self.format)
         turned = self.turned(channels)
         return key.layouts(channels, turned)[0], value.layouts(channels, turned)[1]
 
@@ -156,7 +156,7 @@ class Engine(FormatMethod):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if there is no such format, or if it does not fit heads of `head_dim` channels."""
-        parse(self.format)
+        parse_engine_formats(self.format)
         for side in SIDES:
             scale = getattr(self, f"{side}_scale")
             if scale != 1 and not self.side(side).scaled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError
-from kvbench.methods.leaving import CHUNK, whole
+from kvbench.methods.leaving import CHUNK, whole_groups
 from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
@@ -81,14 +81,14 @@ def put(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, i
         store.tail.append(rows, chosen)
 
 
-def forget(layer: KVLayer, rows: slice, hidden: int) -> None:
+def forget_hidden(layer: KVLayer, rows: slice, hidden: int) -> None:
     """Drop tokens that a sliding window hides, and record the positions of the others in ``layer.order``.
 
     A slot may hold a different token in each head. The leading slots are dropped, up to the first with a token that is
     still visible. `hidden` is rounded down to a multiple of 32.
     """
     for row in range(*rows.indices(layer.batch)):
-        count = layer.hidden_slots(row, whole(hidden, CHUNK))
+        count = layer.hidden_slots(row, whole_groups(hidden, CHUNK))
         if count:
             positions = layer.positions(row)
             layer.order[row] = positions[..., count:].clone()

@@ -172,7 +172,7 @@ class H2O(ScoredMethod):
         heavy, recent = self.split(n - hidden)
         surplus = slots - heavy - recent
         values = layer.stores()[1].tail
-        if not hidden and surplus <= 1 and evict.served(tail, values, rows):
+        if not hidden and surplus <= 1 and evict.can_drop_lowest(tail, values, rows):
             evict.drop_lowest(tail, values, rows, slots - recent if surplus > 0 else 0, per_query=self.per_query)
             return
         received = tail.commit(rows)

@@ -15,7 +15,7 @@ from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.eviction import check_budget, highest, tokens, with_recent
 from kvbench.methods.kivi import Kivi
-from kvbench.methods.leaving import whole
+from kvbench.methods.leaving import whole_groups
 from kvbench.methods.scoring import Scorer
 from kvbench.util.lazy import lazy
 from kvbench.util.schema import bounded
@@ -160,7 +160,7 @@ class KeepMethod(Scorer, Kivi):
                 continue
             stores = layer.stores()
             sinks = stores[0].segments[0].length(one) if self.sinks and self._packs(layer) else 0
-            count = whole(layer.hidden_slots(row, hidden), unit, sinks)
+            count = whole_groups(layer.hidden_slots(row, hidden), unit, sinks)
             if count:
                 layer.order[row] = layer.positions(row)[..., count:].clone()
                 for store in stores:
@@ -182,7 +182,7 @@ class KeepMethod(Scorer, Kivi):
         """Predict the bytes of kept and generated tokens, assuming that a sliding window hides no kept token."""
         packs = self.packs(at.layer, at.window)
         gone = at.prompt - at.shown
-        prompt = at.prompt - (whole(gone, self.unit(at.heads * at.channels), self.sinks) if packs else gone)
+        prompt = at.prompt - (whole_groups(gone, self.unit(at.heads * at.channels), self.sinks) if packs else gone)
         stored = self.kept(prompt)
         if stored == prompt:
             return super().layer_bytes(at)

@@ -21,7 +21,7 @@ from kvbench.cache.policy import CacheState
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
-from kvbench.methods.leaving import CHUNK, outlier_block, whole
+from kvbench.methods.leaving import CHUNK, outlier_block, whole_groups
 from kvbench.methods.recency import RecencyMethod
 from kvbench.util.attachment import placement
 from kvbench.util.schema import bounded
@@ -161,17 +161,17 @@ class KVQuant(RecencyMethod):
             beside: folder of the model's weights, whose subfolder ``calibration`` is searched; None: unknown.
             weights: the model in messages, if its weights identify it and not its name.
         """
-        from kvbench.calibration.file import FOLDER, KEY, command, in_folders, load
+        from kvbench.calibration.file import FOLDER, KEY, calibrations_in, command, load_calibration
         from kvbench.calibration.stored import RANDOM, unfit
 
         named = None if self.calibration is None else Path(self.calibration).expanduser()
         if named is not None and named.is_file():
-            file = load(named)
+            file = load_calibration(named)
             file.check_format(self.bits, self.outliers)
             return file
         folders = [named] if named is not None else [*([beside / "calibration"] if beside is not None else []), FOLDER]
         others, strangers = [], []
-        for file in in_folders(folders):
+        for file in calibrations_in(folders):
             if not fits(file):
                 strangers.append(file)
                 continue
@@ -197,10 +197,10 @@ class KVQuant(RecencyMethod):
                 under tensor parallelism.
             ModelError: kvbench cannot obtain this model's keys before RoPE.
         """
-        from kvbench.calibration.file import load, probe
+        from kvbench.calibration.file import load_calibration, probe
 
         if self.calibration_file is not None:
-            file = load(self.calibration_file)
+            file = load_calibration(self.calibration_file)
         else:
             numbers, where = probe(model), Path(model.config._name_or_path or "MODEL")
             beside, weights = where if where.is_dir() else None, f"the weights of this model ({where.name})"
@@ -224,13 +224,13 @@ class KVQuant(RecencyMethod):
     def packed_segment(self, layer: KVLayer, side: Side) -> Segment:
         """Return an empty segment for codes and outliers, with the levels that were calibrated for `layer`."""
         from kvbench.cache.segments.codebook import NuqFormat, NuqSegment
-        from kvbench.calibration.file import load
+        from kvbench.calibration.file import load_calibration
 
         state = layer.progress.method_state
         if not isinstance(state, Calibrated):
             state = Calibrated(None)
         path = state.path or Path(str(self.calibration)).expanduser()
-        file, width, team = load(path), layer.heads * layer.key_dim, state.team
+        file, width, team = load_calibration(path), layer.heads * layer.key_dim, state.team
         levels = file.levels(layer.index, side, self.bits)
         scale, offset = file.norm(layer.index, side, self.bits)
         form = NuqFormat(
@@ -265,7 +265,7 @@ class KVQuant(RecencyMethod):
     def layer_bytes(self, at: Setting) -> KVBytes:
         """Predict the bytes of sinks, codes, codebooks, thresholds and outliers, whose share is as in calibration."""
         wide = at.heads * at.channels
-        here = at.tokens - whole(at.hidden, self.unit(wide), self.first_tokens)
+        here = at.tokens - whole_groups(at.hidden, self.unit(wide), self.first_tokens)
         first = min(self.first_tokens, at.tokens) if here == at.tokens else 0
         n, tables = here - first, 4 * 2**self.bits * (2 if self.q_norm else 1)
         codes = -(-n * wide * self.bits // 8)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.quantizers.spec import QuantizerSpec
-from kvbench.util.confdir import options, read_choice
+from kvbench.util.confdir import group_options, read_choice
 from kvbench.util.schema import build
 
 #: a map as it is typed: text, a list of its entries, or a mapping of layers to formats
@@ -51,7 +51,7 @@ class Entry:
         return self.first + (count if self.first < 0 else 0), self.last + (count if self.last < 0 else 0)
 
 
-def parse(layers: Layers) -> tuple[Entry, ...]:
+def parse_layer_map(layers: Layers) -> tuple[Entry, ...]:
     """Read a map in any of the forms in which it is typed; None is a map without entries.
 
     Raises:
@@ -86,7 +86,7 @@ def _entry(text: str) -> Entry:
 
 def written(layers: Layers) -> str | None:
     """Return a map in its normal form, ``0-1:fp16,2-29:int4,30-:int8``; None for none."""
-    return ",".join(map(str, parse(layers))) or None
+    return ",".join(map(str, parse_layer_map(layers))) or None
 
 
 def forms(layers: Layers, count: int) -> list[str | None]:
@@ -97,7 +97,7 @@ def forms(layers: Layers, count: int) -> list[str | None]:
             already.
     """
     by_layer: list[str | None] = [None] * count
-    for entry in parse(layers):
+    for entry in parse_layer_map(layers):
         first, last = entry.bounds(count)
         if not (0 <= first < count and 0 <= last < count):
             raise CombinationError(
@@ -152,15 +152,15 @@ def with_formats(method: M, form: str, takes: Sequence[str]) -> M:
             KEY, form, f"is not a format that method={name} takes for a layer{pair}", allowed=[EXACT, *usable]
         )
     key, _, value = form.partition("/")
-    spec = _preset(key)
+    spec = _quantizer_named(key)
     if value:
-        spec = replace(spec, name=form, value=_preset(value).value)
+        spec = replace(spec, name=form, value=_quantizer_named(value).value)
     twin: Any = copy(method)
     twin.quantizer, twin.takes, twin.layers = spec, (*takes, form), None
     return twin  # type: ignore[no-any-return]
 
 
-def _preset(name: str) -> QuantizerSpec:
-    data = read_choice(options("quantizer")[name])
+def _quantizer_named(name: str) -> QuantizerSpec:
+    data = read_choice(group_options("quantizer")[name])
     spec = build(QuantizerSpec, {key: value for key, value in data.items() if key != "defaults"}, "quantizer")
     return spec.as_default(spec)

@@ -27,7 +27,7 @@ def hidden(count: int, window: int | None) -> int:
     return 0 if window is None else max(count - (window - 1), 0)
 
 
-def whole(hidden: int, unit: int, first: int = 0) -> int:
+def whole_groups(hidden: int, unit: int, first: int = 0) -> int:
     """Return how many of the `hidden` oldest tokens can be dropped without splitting a group.
 
     The first `first` tokens (sinks), before the first group of `unit` tokens, are dropped together or not at all.

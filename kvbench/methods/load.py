@@ -9,8 +9,8 @@ from typing import Any
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
-from kvbench.quantizers.spec import QuantizerSpec, described, preset
-from kvbench.util.confdir import conf_dir, options, read_choice
+from kvbench.quantizers.spec import QuantizerSpec, describe_formats, preset_name
+from kvbench.util.confdir import conf_dir, group_options, read_choice
 from kvbench.util.schema import build, load_class
 
 #: entry-point group by which another package offers methods: name = "module:Class"
@@ -34,11 +34,11 @@ def load_method(
     Raises:
         ConfigError: a name, a key or a value is unknown, or the combination cannot run.
     """
-    data = dict(name) if isinstance(name, Mapping) else _read("method", name)
+    data = dict(name) if isinstance(name, Mapping) else _read_option("method", name)
     default = _default_quantizer(data.pop("defaults", None))
     if quantizer is None:
         quantizer = default or "none"
-    formats = dict(quantizer) if isinstance(quantizer, Mapping) else _read("quantizer", quantizer)
+    formats = dict(quantizer) if isinstance(quantizer, Mapping) else _read_option("quantizer", quantizer)
     formats.pop("defaults", None)
     nameless = "name" not in formats  # the method's own preset, and what is different
     if nameless:
@@ -75,7 +75,7 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
                 f"does not match the formats: {_formats(instance.quantizer)}",
                 hint=f"set quantizer.name='{right}', or, in Python, remove the name from the dict",
             )
-        path = options("quantizer").get(preset(instance.quantizer.name))
+        path = group_options("quantizer").get(preset_name(instance.quantizer.name))
         if path is not None:  # a preset's groups are fitted to the model's heads, a person's are not
             standard = {k: v for k, v in read_choice(path).items() if k != "defaults"}
             instance.quantizer = instance.quantizer.as_default(build(QuantizerSpec, standard, "quantizer"))
@@ -88,9 +88,9 @@ def true_name(quantizer: Mapping[str, Any]) -> str:
     Examples are ``int2`` and ``int2+key.group_size=64``. The group's own ``name`` must begin with that of a preset.
     """
     name = str(quantizer.get("name"))
-    path = options("quantizer").get(preset(name))
+    path = group_options("quantizer").get(preset_name(name))
     standard = None if path is None else read_choice(path)
-    return described(name, quantizer, standard)
+    return describe_formats(name, quantizer, standard)
 
 
 def _merged(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _class(target: Any) -> type[Method]:
     return cls
 
 
-def _read(group: str, name: str) -> dict[str, Any]:
+def _read_option(group: str, name: str) -> dict[str, Any]:
     """Read one option of a group as plain data."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else conf_dir() / group / f"{name}.yaml"
     if path.is_file():
@@ -128,7 +128,7 @@ def _read(group: str, name: str) -> dict[str, Any]:
     for entry in entry_points:
         cls = entry.load()
         return {"_target_": f"{cls.__module__}.{cls.__qualname__}"}
-    raise ConfigError(group, name, f"no such {group}", allowed=options(group))
+    raise ConfigError(group, name, f"no such {group}", allowed=group_options(group))
 
 
 def _default_quantizer(defaults: Any) -> str | None:

@@ -202,12 +202,12 @@ class Oscar(RecencyMethod):
         return {**super().identity(), "calibration": digest}
 
     def _find(self, fits: Callable[[Rotations], bool], beside: Path | None, name: str, weights: str = "") -> Rotations:
-        from kvbench.calibration.rotations import Rotations, find
+        from kvbench.calibration.rotations import Rotations, find_rotations
         from kvbench.calibration.stored import RANDOM
 
         named = None if self.calibration is None else Path(self.calibration).expanduser()
         command = Rotations.command(name) + (RANDOM if weights else "")
-        return find(named, fits, beside, weights or name, command)
+        return find_rotations(named, fits, beside, weights or name, command)
 
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
@@ -220,12 +220,12 @@ class Oscar(RecencyMethod):
         if self.basis == "rotation":
             return super().new_cache(model, prompts, max_length)
         from kvbench.calibration.rotations import Rotations
-        from kvbench.calibration.stored import load, probe
+        from kvbench.calibration.stored import load_stored, probe
         from kvbench.models.projections import head_dim
 
         self.check(head_dim(model))  # before a calibration is asked for, which would refuse the model
         if self.calibration_file is not None:
-            file = load(self.calibration_file, Rotations)
+            file = load_stored(self.calibration_file, Rotations)
         else:
             numbers, where = probe(model), Path(model.config._name_or_path or "MODEL")
             beside, weights = where if where.is_dir() else None, f"the weights of this model ({where.name})"

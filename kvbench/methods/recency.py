@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from kvbench.errors import ConfigError
 from kvbench.methods.base import ALWAYS, SIDES, Method, Reach, Side, affine
 from kvbench.methods.byte_parts import KVBytes, Setting
-from kvbench.methods.leaving import CHUNK, demoted_by, untouched, whole
+from kvbench.methods.leaving import CHUNK, demoted_by, untouched, whole_groups
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.util.lazy import lazy
 
@@ -247,7 +247,7 @@ class RecencyMethod(Method):
 
     def settle_each(self, layer: KVLayer) -> bool:
         """Pack equally many tokens of all rows; see :meth:`Policy.settle_each`."""
-        from kvbench.cache.segments.base import same
+        from kvbench.cache.segments.base import all_equal
         from kvbench.cache.segments.packed import PackedSegment
 
         if type(self).settle is not RecencyMethod.settle or self.evict or not self._packs(layer):
@@ -255,7 +255,9 @@ class RecencyMethod(Method):
         exact = {self.windows(count) for count in {self.counted(layer, row) for row in range(layer.batch)}}
         # one launch packs a block of all rows: every row must have its window in the same slots, and as large
         tails = [(*store.tail.starts, *store.tail.lengths) for store in layer.stores()]
-        if len(exact) > 1 or not all(same(tail[: layer.batch]) and same(tail[layer.batch :]) for tail in tails):
+        if len(exact) > 1 or not all(
+            all_equal(tail[: layer.batch]) and all_equal(tail[layer.batch :]) for tail in tails
+        ):
             return False
         if self.sinks and any(set(store.segments[0].lengths) != {self.sinks} for store in layer.stores()):
             return False
@@ -307,7 +309,7 @@ class RecencyMethod(Method):
         """
         if not self._packs(layer):
             return hidden
-        return whole(hidden, self.unit(layer.heads * max(layer.key_dim, layer.value_dim)), self.sinks)
+        return whole_groups(hidden, self.unit(layer.heads * max(layer.key_dim, layer.value_dim)), self.sinks)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
         """Drop the first :meth:`forgotten` tokens of the text, as far as they are still stored."""
@@ -337,7 +339,7 @@ class RecencyMethod(Method):
         """Predict the bytes of one layer for one sequence: sinks, packed tokens and window."""
         if not self.packs(at.layer, at.window):
             return at.both(at.tokens - at.hidden)
-        here = at.tokens - whole(at.hidden, self.unit(at.heads * at.channels), self.sinks)
+        here = at.tokens - whole_groups(at.hidden, self.unit(at.heads * at.channels), self.sinks)
         # the sinks are the first tokens that a sliding window drops
         sinks = min(self.sinks, at.tokens) if here == at.tokens else 0
         total = KVBytes()

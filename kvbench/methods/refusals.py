@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import ConfigError
-from kvbench.quantizers.spec import preset
+from kvbench.quantizers.spec import preset_name
 
 if TYPE_CHECKING:
     from kvbench.cache.policy import Policy
@@ -57,7 +57,7 @@ def check_taken(
     Args:
         widths: the method's own keys that set its bits, for the hint.
     """
-    chosen = preset(quantizer)
+    chosen = preset_name(quantizer)
     if needed and set(takes) <= {"none"}:  # no choice of a quantizer helps: the YAML must name those that it takes
         wanted = "int4_token" if chosen == "none" else chosen
         hint = f"add takes: [{wanted}, ...] to the YAML of method={method.lower()}"

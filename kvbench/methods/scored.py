@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
-from kvbench.methods.eviction import check_budget, forget, highest, put, tokens, with_recent
+from kvbench.methods.eviction import check_budget, forget_hidden, highest, put, tokens, with_recent
 from kvbench.methods.scoring import Scorer
 from kvbench.util.lazy import lazy
 
@@ -122,7 +122,7 @@ class ScoredMethod(Scorer, Method):
         if layer.order[rows.indices(layer.batch)[0]] is None:
             super().forget(layer, rows, hidden)
         else:
-            forget(layer, rows, hidden)
+            forget_hidden(layer, rows, hidden)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
         """Predict the bytes of kept and generated tokens, assuming that a sliding window hides no kept token."""

@@ -17,7 +17,7 @@ Metric = Literal["exact_match", "f1", "rouge", "regex", "choice", "gsm8k"]
 LETTERS = string.ascii_uppercase
 
 
-def score(
+def score_answers(
     metric: Metric, prediction: str, answers: Sequence[str], *, pattern: str | None = None, options: int = 0
 ) -> dict[str, float]:
     """Score a prediction against its reference answers, of which there is at least one, by a metric of a configuration.
@@ -27,7 +27,7 @@ def score(
     Args:
         metric: ``exact_match`` or ``regex`` (:mod:`kvbench.metrics.text`), ``f1`` of words
             (:func:`kvbench.metrics.longbench.qa_f1`), ``rouge`` (ROUGE-Lsum with stemming), ``choice`` (the first
-            option letter that stands alone as a word), or ``gsm8k`` (:func:`kvbench.metrics.gsm8k.score`).
+            option letter that stands alone as a word), or ``gsm8k`` (:func:`kvbench.metrics.gsm8k.score_gsm8k`).
         pattern: regular expression with one group, required by the metric ``regex``.
         options: number of options of the question, required by the metric ``choice``.
 
@@ -46,6 +46,6 @@ def score(
         assert pattern is not None
         return {"score": matched(prediction, answers, pattern)}
     if metric == "gsm8k":
-        return max((gsm8k.score(prediction, answer) for answer in answers), key=lambda scores: scores["score"])
+        return max((gsm8k.score_gsm8k(prediction, answer) for answer in answers), key=lambda scores: scores["score"])
     chosen = letter(prediction, LETTERS[:options])
     return {"score": float(chosen is not None and chosen in answers)}

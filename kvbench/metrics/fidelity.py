@@ -61,7 +61,7 @@ def compare(base: ArrayLike, candidate: ArrayLike, target: Sequence[int] | NDArr
     rows, true = np.arange(len(p)), np.asarray(target)
     weight = np.exp(p)
     return Positions(
-        kld=_divergence(weight, p, q),
+        kld=_kl_divergence(weight, p, q),
         change=np.exp(q[rows, true]) - weight[rows, true],
         same_top=np.asarray(base).argmax(-1) == np.asarray(candidate).argmax(-1),
         nll_base=-p[rows, true],
@@ -69,7 +69,7 @@ def compare(base: ArrayLike, candidate: ArrayLike, target: Sequence[int] | NDArr
     )
 
 
-def _divergence(weight: Floats, p: Floats, q: Floats) -> Floats:
+def _kl_divergence(weight: Floats, p: Floats, q: Floats) -> Floats:
     """Return the KL divergence of each row; tokens of probability 0 (a logit of -inf) add nothing."""
     with np.errstate(invalid="ignore"):
         terms = weight * (p - q)
@@ -238,7 +238,7 @@ class Divergence:
     compared: int
 
 
-def divergence(base: Sequence[int], candidate: Sequence[int]) -> Divergence:
+def first_difference(base: Sequence[int], candidate: Sequence[int]) -> Divergence:
     """Return the first index at which two token sequences differ, among the indices that both have."""
     compared = min(len(base), len(candidate))
     first = next((i for i in range(compared) if base[i] != candidate[i]), None)

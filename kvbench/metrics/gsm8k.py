@@ -57,10 +57,10 @@ def matches(extracted: str, answer: str) -> bool:
     The answer may be whole or only its number. Commas, dollar signs, everything up to the last ``#### ``, and a final
     full stop are removed from both. They are then compared as strings, ignoring case, so 18 and 18.0 differ.
     """
-    return _plain(extracted) == _plain(answer)
+    return _without_ignored(extracted) == _without_ignored(answer)
 
 
-def score(response: str, answer: str) -> dict[str, float]:
+def score_gsm8k(response: str, answer: str) -> dict[str, float]:
     """Score a response as lm-evaluation-harness does: ``strict``, ``flexible``, and ``score``, equal to ``strict``."""
     exact = float(matches(strict(response), answer))
     return {"score": exact, "strict": exact, "flexible": float(matches(flexible(response), answer))}
@@ -71,7 +71,7 @@ def score_digits(response: str, answer: str) -> float:
     return float(digits(response) == answer.split("####")[-1].strip())
 
 
-def _plain(text: str) -> str:
+def _without_ignored(text: str) -> str:
     for pattern in _IGNORED:
         text = pattern.sub("", text)
     return text.lower()

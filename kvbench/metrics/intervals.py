@@ -85,7 +85,7 @@ def of_score_moments(score: float, stderr: float | None, n: int) -> Interval | N
 
 def is_share(score: float, stderr: float | None, n: int) -> bool:
     """Return True if mean and standard error are those of `n` scores that are 0 or 1."""
-    return _whole(score * n) and (n < 2 or abs((stderr or 0.0) ** 2 * (n - 1) - score * (1 - score)) < 1e-9)
+    return _is_whole(score * n) and (n < 2 or abs((stderr or 0.0) ** 2 * (n - 1) - score * (1 - score)) < 1e-9)
 
 
 def of_pair_moments(first: float, second: float, stderr: float | None, n: int) -> Interval | None:
@@ -93,7 +93,7 @@ def of_pair_moments(first: float, second: float, stderr: float | None, n: int) -
 
     The single scores are not known. `stderr` is the standard error of the mean difference; None for a single sample.
     """
-    table = pairs(first, second, stderr, n)
+    table = paired_counts(first, second, stderr, n)
     if table is not None:
         return newcombe(*table)
     if not n:
@@ -101,18 +101,20 @@ def of_pair_moments(first: float, second: float, stderr: float | None, n: int) -
     return _student(first - second, stderr, n, -1.0, 1.0) if stderr else _unseen(first - second, n, -1.0)
 
 
-def pairs(first: float, second: float, stderr: float | None, n: int) -> tuple[float, float, float, float] | None:
+def paired_counts(
+    first: float, second: float, stderr: float | None, n: int
+) -> tuple[float, float, float, float] | None:
     """Return the counts that :func:`newcombe` takes, from two shares and the standard error of their difference.
 
     None if they are not those of answers that are right or wrong.
     """
-    if not n or not all(_whole(n * share) for share in (first, second)):
+    if not n or not all(_is_whole(n * share) for share in (first, second)):
         return None
     gap = n * (first - second)
     # differences are -1, 0 or 1: the sum of their squares, which mean and variance give, counts samples that differ
     apart = gap * gap / n + (stderr or 0.0) ** 2 * n * (n - 1) if n > 1 else abs(gap)
     counts = (n * first - (apart + gap) / 2, (apart + gap) / 2, (apart - gap) / 2, n * (1 - second) - (apart + gap) / 2)
-    if not all(_whole(count) and count > -1e-6 for count in counts):
+    if not all(_is_whole(count) and count > -1e-6 for count in counts):
         return None
     both, one, two, neither = (float(round(count)) for count in counts)
     return both, one, two, neither
@@ -133,7 +135,7 @@ def centred(value: float, influences: Sequence[float]) -> Interval | None:
     return of_moments(value, math.sqrt(spread / n), n)
 
 
-def reach(value: float | None, interval: Interval | None) -> float | None:
+def interval_reach(value: float | None, interval: Interval | None) -> float | None:
     """Return the distance from a value to the farther end of its interval: what tables show behind ``±``."""
     return None if value is None or interval is None else max(value - interval[0], interval[1] - value)
 
@@ -200,5 +202,5 @@ def _shares(scores: Sequence[float]) -> bool:
     return all(score in (0.0, 1.0) for score in scores)
 
 
-def _whole(count: float) -> bool:
+def _is_whole(count: float) -> bool:
     return abs(count - round(count)) < 1e-6

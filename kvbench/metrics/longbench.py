@@ -42,7 +42,9 @@ _ALL_PUNCTUATION = frozenset(string.punctuation + _CHINESE_PUNCTUATION)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
+def score_longbench(
+    dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None
+) -> float:
     """Score a prediction by the metric that LongBench uses for the data set.
 
     The result is in 0..1: the best score over the reference answers, or 0 if there are none.
@@ -68,7 +70,8 @@ def limited_rouge(dataset: str, prediction: str, answers: Sequence[str]) -> floa
     """Return the ROUGE score that LongBench's official code would report, which is 0 for very long sentences.
 
     On such sentences, its package `rouge` 1.0.1 exceeds Python's recursion limit, and the official code turns the error
-    into the score 0. :func:`score` does not have this fault. The result is None if the data set is not scored by ROUGE.
+    into the score 0. :func:`score_longbench` does not have this fault. The result is None if the data set is not scored
+    by ROUGE.
     """
     metric = METRICS[base_name(dataset)]
     if metric not in (_rouge, _rouge_zh):
@@ -78,7 +81,7 @@ def limited_rouge(dataset: str, prediction: str, answers: Sequence[str]) -> floa
     return max((rouge_l(prepare(text), prepare(answer)).limited for answer in answers), default=0.0)
 
 
-def mean(scores: Sequence[float]) -> float:
+def longbench_mean(scores: Sequence[float]) -> float:
     """Return the mean of scores in 0..1 as LongBench reports it: times 100, with two decimals; NaN without scores."""
     return round(100 * sum(scores) / len(scores), 2) if scores else float("nan")
 
@@ -113,7 +116,7 @@ def unanswerable(dataset: str, answers: Sequence[str], all_classes: Sequence[str
         return problem
     if metric is _classification and not set(answers) & set(all_classes or ()):
         return f"{dataset} is scored by class, but none of the answers {list(answers)} is in 'all_classes'"
-    if metric is _count and not any(answer.isdigit() for answer in answers):
+    if metric is _count_score and not any(answer.isdigit() for answer in answers):
         return f"{dataset} is scored by number, but none of the answers {list(answers)} is a number"
     return None
 
@@ -142,7 +145,9 @@ def qa_f1(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
 
 
 def _qa_f1_zh(prediction: str, answer: str, classes: Sequence[str]) -> float:
-    tokens, wanted = ([token for word in _words(text) if (token := _normal_zh(word))] for text in (prediction, answer))
+    tokens, wanted = (
+        [token for word in _chinese_words(text) if (token := _normal_zh(word))] for text in (prediction, answer)
+    )
     return _f1(tokens, wanted)
 
 
@@ -165,17 +170,17 @@ def _classification(prediction: str, answer: str, classes: Sequence[str]) -> flo
     return 1.0 / len(named) if answer in named else 0.0
 
 
-def _count(prediction: str, answer: str, classes: Sequence[str]) -> float:
+def _count_score(prediction: str, answer: str, classes: Sequence[str]) -> float:
     numbers = re.findall(r"\d+", prediction)
     return sum(number == answer for number in numbers) / len(numbers) if numbers else 0.0
 
 
 def _retrieval(prediction: str, answer: str, classes: Sequence[str]) -> float:
-    return _count(prediction, _PARAGRAPH[_retrieval](answer)[0], classes)
+    return _count_score(prediction, _PARAGRAPH[_retrieval](answer)[0], classes)
 
 
 def _retrieval_zh(prediction: str, answer: str, classes: Sequence[str]) -> float:
-    return _count(prediction, _PARAGRAPH[_retrieval_zh](answer)[0], classes)
+    return _count_score(prediction, _PARAGRAPH[_retrieval_zh](answer)[0], classes)
 
 
 Metric = Callable[[str, str, Sequence[str]], float]
@@ -210,7 +215,7 @@ METRICS: dict[str, Metric] = {
     "triviaqa": qa_f1,
     "samsum": _rouge,
     "lsht": _classification,
-    "passage_count": _count,
+    "passage_count": _count_score,
     "passage_retrieval_en": _retrieval,
     "passage_retrieval_zh": _retrieval_zh,
     "lcc": _code_similarity,
@@ -237,10 +242,10 @@ def _normal_zh(token: str) -> str:
 
 
 def _segmented(text: str) -> str:
-    return " ".join(_words(text))
+    return " ".join(_chinese_words(text))
 
 
-def _words(text: str) -> Iterable[str]:
+def _chinese_words(text: str) -> Iterable[str]:
     return list(_jieba().cut(text, cut_all=False))
 
 

@@ -21,8 +21,8 @@ def exact_match(prediction: str, answers: Iterable[str]) -> float:
 
 def contains(prediction: str, answers: Iterable[str]) -> float:
     """Return 1.0 if the prediction contains one of the answers as whole words, ignoring case, else 0.0."""
-    text = f" {_words(prediction)} "
-    return float(any(f" {_words(answer)} " in text for answer in answers))
+    text = f" {_folded_words(prediction)} "
+    return float(any(f" {_folded_words(answer)} " in text for answer in answers))
 
 
 def matched(prediction: str, answers: Sequence[str], pattern: str) -> float:
@@ -63,7 +63,7 @@ def prefix_share(prediction: str, answer: str) -> float:
     return right / len(wanted)
 
 
-def _words(text: str) -> str:
+def _folded_words(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 

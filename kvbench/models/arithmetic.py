@@ -42,7 +42,7 @@ _PROBED = (512, 512, 1536)
 _SHARE = 0.8
 
 
-def short(dtype: torch.dtype | str) -> str:
+def dtype_name(dtype: torch.dtype | str) -> str:
     """Return torch's name of a dtype without the module, for example ``bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
@@ -66,9 +66,9 @@ class Dtypes:
     def names(self) -> dict[str, str]:
         """Return the dtypes as rows and ``env.json`` record them (:class:`kvbench.results.record_machine.Env`)."""
         named = {
-            "dtype": short(self.storage),
-            "usual_dtype": short(self.usual),
-            "arithmetic": short(self.arithmetic),
+            "dtype": dtype_name(self.storage),
+            "usual_dtype": dtype_name(self.usual),
+            "arithmetic": dtype_name(self.arithmetic),
         }
         return named | ({"slower": self.slower} if self.slower else {})
 
@@ -110,7 +110,7 @@ def usual_storage(config: Any, files: Sequence[Path] = ()) -> torch.dtype:
     if named is None:
         known = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
         named = next((known[kind] for kind, _ in _tensors(files[:1]) if kind in known), "bfloat16")
-    return torch.float16 if short(named) == "float16" else torch.bfloat16
+    return torch.float16 if dtype_name(named) == "float16" else torch.bfloat16
 
 
 def _drawn(config: Any) -> int:
@@ -153,23 +153,23 @@ def faster_in_float32(storage: torch.dtype) -> bool:
     user's cache folder keeps the result, so all processes of a sweep decide alike.
     """
     key = " | ".join(
-        [cpu_name(), torch.__version__, torch.backends.cpu.get_cpu_capability(), short(storage)]
+        [cpu_name(), torch.__version__, torch.backends.cpu.get_cpu_capability(), dtype_name(storage)]
         + [f"{name}={os.environ[name]}" for name in _INSTRUCTIONS if os.environ.get(name)]
     )
     file = cache_folder() / "arithmetic.json"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock", timeout=30):
-            known = _read(file)
+            known = _read_speeds(file)
             if key not in known:
-                known[key] = _speed_up(storage)
-                atomic.write(file, json.dumps(known, indent=1).encode())
+                known[key] = _float32_speed_up(storage)
+                atomic.replace_file(file, json.dumps(known, indent=1).encode())
     except (OSError, Timeout):  # a folder that cannot be written: every process probes
-        known = {key: _speed_up(storage)}
+        known = {key: _float32_speed_up(storage)}
     return known[key] > _WORTH
 
 
-def _speed_up(storage: torch.dtype) -> float:
+def _float32_speed_up(storage: torch.dtype) -> float:
     """Return how many times faster a product is in float32 than in a 16-bit dtype."""
     rows, channels, columns = _PROBED
     seconds = {}
@@ -184,7 +184,7 @@ def _speed_up(storage: torch.dtype) -> float:
     return round(seconds[storage] / seconds[torch.float32], 2)
 
 
-def _read(file: Path) -> dict[str, float]:
+def _read_speeds(file: Path) -> dict[str, float]:
     """Return the stored results; those of a damaged file are forgotten."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))

@@ -17,10 +17,10 @@ from kvbench.models import checkpoint
 from kvbench.models.labels import labelled
 from kvbench.models.locate import Description, fetch_description
 from kvbench.models.spec import is_repository, local_folder, without_secrets
-from kvbench.util.confdir import options, read_choice
+from kvbench.util.confdir import group_options, read_choice
 from kvbench.util.requirements import exists
 
-#: the `model` group for a checkpoint without a preset; :func:`described` fills in values from the checkpoint
+#: the `model` group for a checkpoint without a preset; :func:`complete_unlisted` fills in values from the checkpoint
 PLAIN: Mapping[str, Any] = {
     "name": "",
     "hub_id": None,
@@ -62,7 +62,7 @@ def source_key(name: str) -> Literal["path", "hub_id"] | None:
     return "path" if folder.is_dir() or "/" in name else None
 
 
-def check(name: Any, presets: Collection[str], listing: str = "", key: str = "model") -> None:
+def check_model_name(name: Any, presets: Collection[str], listing: str = "", key: str = "model") -> None:
     """Raise ConfigError unless a model's name is a preset, or is written like a repository or folder.
 
     Whether the repository or folder exists is not checked here. The message names `listing`, a command that lists the
@@ -74,14 +74,15 @@ def check(name: Any, presets: Collection[str], listing: str = "", key: str = "mo
     near = nearest(shown, presets)
     address = re.search(r"://[^/\s]*/(?P<id>[\w.-]+/[\w.-]+)$", shown)
     if address:
-        hint = f"write only the repository's name: {_typed(key, address['id'])}"
+        hint = f"write only the repository's name: {_typed_name(key, address['id'])}"
     else:
         hint = f"did you mean '{near}'? " if near else ""
-        hint += f"For a model without a preset, use {_typed(key, 'OWNER/NAME')} (hub) or {_typed(key, './FOLDER')}"
+        names = f"{_typed_name(key, 'OWNER/NAME')} (hub) or {_typed_name(key, './FOLDER')}"
+        hint += f"For a model without a preset, use {names}"
     raise ConfigError(key, shown, "no such model", allowed=presets, hint=hint, listing=listing)
 
 
-def described(
+def complete_unlisted(
     name: str, model: Mapping[str, Any], given: Collection[str], presets: Collection[str], key: str = "model"
 ) -> dict[str, Any]:
     """Complete the configuration group `model` for a repository or folder that has no preset.
@@ -91,7 +92,7 @@ def described(
     name of a preset is shown as ``PARENT/FOLDER``.
 
     Args:
-        name: a repository or folder that passes :func:`check`.
+        name: a repository or folder that passes :func:`check_model_name`.
         model: the default values of the group (:data:`PLAIN`), overwritten by those that the user set.
         given: keys of the group that the user set. Their values are kept. If ``path`` or ``hub_id`` is one of them, it
             is used in place of `name`.
@@ -106,7 +107,7 @@ def described(
         assert source is not None
         group[source] = name
         own.add(source)
-        folder = _folder(name, source, group.get("revision"), presets, key)
+        folder = _checkpoint_folder(name, source, group.get("revision"), presets, key)
         if source == "path" and "name" not in own and folder.resolve().name in presets:
             group["name"] = "/".join(folder.resolve().parts[-2:])
             own.add("name")
@@ -119,20 +120,21 @@ def described(
 def group(name: str, changes: Mapping[str, Any] | None = None, key: str = "model") -> dict[str, Any]:
     """Return the configuration group `model` for a preset, repository or folder, as plain data.
 
-    `changes` are values that the user set, by key of the group; `key` is the option in messages, as in :func:`check`.
+    `changes` are values that the user set, by key of the group; `key` is the option in messages, as in
+    :func:`check_model_name`.
 
     Raises:
         ConfigError: the model does not exist, or its files cannot be read or lack necessary values.
     """
-    presets, changes = options("model"), dict(changes or {})
-    check(name, presets, key=key)
+    presets, changes = group_options("model"), dict(changes or {})
+    check_model_name(name, presets, key=key)
     if name in presets:
         preset = read_choice(presets[name])
         return labelled({**preset, **changes}, preset, set(changes))
-    return described(name, {**PLAIN, **changes}, set(changes), presets, key)
+    return complete_unlisted(name, {**PLAIN, **changes}, set(changes), presets, key)
 
 
-def _folder(name: str, source: str, revision: str | None, presets: Collection[str], key: str) -> Path:
+def _checkpoint_folder(name: str, source: str, revision: str | None, presets: Collection[str], key: str) -> Path:
     """Return a folder with the checkpoint's small files; fetch them from the hub if necessary. Raises ConfigError."""
     if source == "path":
         folder = local_folder(name)
@@ -167,6 +169,6 @@ def _near(name: str, presets: Collection[str], count: int = 3) -> list[str]:
     return ranking
 
 
-def _typed(key: str, name: str) -> str:
+def _typed_name(key: str, name: str) -> str:
     """Return `key` and `name` as they are typed on a command line: ``model=x`` or ``--model x``."""
     return f"{key} {name}" if key.startswith("--") else f"{key}={name}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.hub.repository import Repository
-from kvbench.models.json_files import DamagedFile, kind, read_object
+from kvbench.models.json_files import DamagedFile, json_kind, read_object
 from kvbench.models.json_files import first_line as first_line
 from kvbench.models.weight_files import check_layers, tensor_names, weight_files
 from kvbench.models.weight_files import layer_of as layer_of
@@ -72,7 +72,7 @@ def check_numbers(numbers: Mapping[str, Any], file: Path) -> None:
             continue
         if isinstance(number, bool) or not isinstance(number, int):
             raise DamagedFile(
-                file, f"sets {name}={str(number)[:40]} ({kind(number)}), but a whole number is expected", _MEND
+                file, f"sets {name}={str(number)[:40]} ({json_kind(number)}), but a whole number is expected", _MEND
             )
         if not 1 <= number <= most:
             raise DamagedFile(file, f"sets {name}={str(number)[:40]}, which is not between 1 and {most}", _MEND)
@@ -82,7 +82,7 @@ def check_numbers(numbers: Mapping[str, Any], file: Path) -> None:
             file, f"sets num_key_value_heads={groups}, which does not divide num_attention_heads={heads}", _MEND
         )
     if not isinstance(numbers.get("model_type", ""), str):
-        raise DamagedFile(file, f"sets model_type to {kind(numbers['model_type'])} instead of a name", _MEND)
+        raise DamagedFile(file, f"sets model_type to {json_kind(numbers['model_type'])} instead of a name", _MEND)
 
 
 _MEND = "use the config.json that belongs to these weights"

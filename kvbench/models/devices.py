@@ -36,7 +36,7 @@ class Runtime(Protocol):
         """Dtype in which the model computes (:mod:`kvbench.models.arithmetic`)."""
 
 
-def joined(runtime: Runtime) -> Team | None:
+def join_team(runtime: Runtime) -> Team | None:
     """Join the processes that each hold a part of the model (``runtime.tensor_parallel``); None if that is not set.
 
     Raises:
@@ -59,7 +59,7 @@ def homes(runtime: Runtime) -> list[torch.device]:
     """
     import torch
 
-    team = joined(runtime)
+    team = join_team(runtime)
     if team is not None:
         return [team.device]
     device = resolve_device(runtime.device)

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from kvbench.errors import ModelError
 from kvbench.hub.repository import HubError
 from kvbench.hub.transfer import Plan, amount, fetch, plan
-from kvbench.models.locate import Source, is_cached, locate, refusal, repository_of
+from kvbench.models.locate import Source, is_cached, locate, missing_weights_error, repository_of
 from kvbench.models.spec import ModelConfig
 from kvbench.util.progress import say
 
@@ -37,7 +37,7 @@ def planned(model: ModelConfig) -> Plan:
     try:
         return plan(repository_of(model), wanted, "config.json")
     except HubError as error:
-        raise refusal(model, error) from error
+        raise missing_weights_error(model, error) from error
 
 
 def fetched(model: ModelConfig) -> Source:
@@ -54,7 +54,7 @@ def fetched(model: ModelConfig) -> Source:
     try:
         folder = fetch(repository_of(model), files)
     except HubError as error:
-        raise refusal(model, error) from error
+        raise missing_weights_error(model, error) from error
     if not is_cached(model):
         raise ModelError(
             f"model {model.name}: the download of {model.hub_id} is incomplete: weights are missing in {folder}.\n"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kvbench.errors import ModelError
 from kvbench.linear.int4 import Int4Weight, pack, product
-from kvbench.models.quantized.rounding import rounded
+from kvbench.models.quantized.rounding import round_weights
 from kvbench.util.attachment import attached, attachment
 
 Which = Literal["ffn", "all"]
@@ -53,10 +53,12 @@ class Int4Linear(nn.Module):
     def rounded(cls, linear: nn.Linear, layer: str = "", remedy: str = REMEDY) -> Int4Linear:
         """Return a layer with the weights of `linear`, rounded to 4 bits; both layers share the bias.
 
-        Errors and arguments are those of :func:`kvbench.models.quantized.rounding.rounded`.
+        Errors and arguments are those of :func:`kvbench.models.quantized.rounding.round_weights`.
         """
         rows, columns = linear.weight.shape
-        return cls(rows, columns, linear.bias, pack(*rounded(linear.weight, layer or type(linear).__name__, remedy)))
+        return cls(
+            rows, columns, linear.bias, pack(*round_weights(linear.weight, layer or type(linear).__name__, remedy))
+        )
 
     def fill(self, weight: Int4Weight) -> None:
         """Set the weights, which must have the layer's numbers of output and input channels."""
@@ -161,12 +163,12 @@ def attach(model: nn.Module, which: Which) -> Switch:
         raise ModelError(f"{type(model).__name__} {problem}.\n  hint: {REMEDY}")
     drafts = [(parent, name, DraftLinear(child, switch, layer)) for parent, name, layer, child in linears]
     for parent, name, module in drafts:
-        place(parent, name, module)
+        replace_submodule(parent, name, module)
     attachment(model).int4 = switch
     return switch
 
 
-def place(parent: nn.Module, name: str, module: nn.Module) -> None:
+def replace_submodule(parent: nn.Module, name: str, module: nn.Module) -> None:
     """Replace a submodule by another module, which also runs the hooks that move its inputs to the right device.
 
     The new module must have no hooks of its own.
@@ -232,7 +234,7 @@ def own_head(model: nn.Module) -> bool:
     return isinstance(output_head(model), Int4Linear)
 
 
-def described(model: nn.Module) -> dict[str, Any] | None:
+def int4_description(model: nn.Module) -> dict[str, Any] | None:
     """Return the content of :class:`kvbench.results.record_machine.Weights` for weights in 4 bits; None without any."""
     layers = own_layers(model).values()
     if not layers:

@@ -38,7 +38,7 @@ def read_object(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DamagedFile(file, f"cannot be read ({first_line(error)})") from error
     if not isinstance(data, dict):
-        raise DamagedFile(file, f"contains {kind(data)} instead of a JSON object")
+        raise DamagedFile(file, f"contains {json_kind(data)} instead of a JSON object")
     return data
 
 
@@ -48,7 +48,7 @@ def first_line(error: BaseException) -> str:
     return lines[0].rstrip(".")[:300] if lines else type(error).__name__
 
 
-def kind(value: Any) -> str:
+def json_kind(value: Any) -> str:
     """Return what a JSON value is, in words: ``an object``, ``a list``, ``text``, ..., ``null``."""
     kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
     return kinds.get(type(value), "null")

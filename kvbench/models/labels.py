@@ -67,7 +67,7 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
     for key, value in ABOUT.items():
         if key not in own:
             group[key] = value
-    folder = _folder(group)
+    folder = _label_folder(group)
     random = is_random(group.get("weights"))
     if folder is None and repository and random and is_repository(str(group["hub_id"])):
         raise ConfigError(
@@ -114,7 +114,7 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
     return group
 
 
-def _folder(model: Mapping[str, Any]) -> Path | None:
+def _label_folder(model: Mapping[str, Any]) -> Path | None:
     """Return a folder with the checkpoint's small files (`path`, or the hub's cache, fetched if necessary), or None."""
     if model.get("path") is not None:
         folder = local_folder(str(model["path"]))

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import KvbenchError, ModelError
-from kvbench.models.devices import Runtime, homes, joined, resolve_device
+from kvbench.models.devices import Runtime, homes, join_team, resolve_device
 from kvbench.models.download import fetched
 from kvbench.models.layers import attending
 from kvbench.models.locate import Source
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig
-from kvbench.models.verify import check_complete, check_served, refusal
+from kvbench.models.verify import check_complete, check_served, unloadable_error
 from kvbench.util.attachment import placement, record_placement
 from kvbench.util.failures import is_out_of_memory
 
-__all__ = ["LoadedModel", "Shape", "load", "load_tokenizer", "resolve_device", "shape_of"]
+__all__ = ["LoadedModel", "Shape", "load_model", "load_tokenizer", "resolve_device", "shape_of"]
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +60,8 @@ class LoadedModel:
         devices: torch's names of all devices that hold the model, including those of other ranks.
         layout: distribution of the model. ``one device``, ``device_map`` (layers spread over GPUs of this process) or
             ``tensor_parallel`` (every layer split over several processes).
-        weights: description of weights in 4 bits (:func:`kvbench.models.int4.described`); None if they are in full
-            precision.
+        weights: description of weights in 4 bits (:func:`kvbench.models.int4.int4_description`); None if they are in
+            full precision.
     """
 
     model: Any
@@ -89,7 +89,7 @@ class LoadedModel:
         return self.dtypes.storage
 
 
-def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
+def load_model(model: ModelConfig, runtime: Runtime) -> LoadedModel:
     """Load a model, whose configuration has been checked, and its tokenizer onto the devices that `runtime` names.
 
     Raises:
@@ -97,10 +97,10 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
             architecture, or the model cannot be split over the processes.
         ConfigError: the device does not exist on this machine.
     """
-    from kvbench.models.int4 import described, own_parameters
+    from kvbench.models.int4 import int4_description, own_parameters
 
     source = fetched(model)
-    team, spread = joined(runtime), homes(runtime)
+    team, spread = join_team(runtime), homes(runtime)
     device = spread[0]
     if runtime.device_map and not model.random and importlib.util.find_spec("accelerate") is None:
         raise ModelError(
@@ -130,12 +130,12 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
         random_weights=model.random,
         devices=tuple(map(str, spread)) if team is None else tuple(f"{device.type}:{n}" for n in range(team.size)),
         layout="tensor_parallel" if team is not None else "device_map" if runtime.device_map else "one device",
-        weights=described(loaded),
+        weights=int4_description(loaded),
     )
 
 
 def load_tokenizer(model: ModelConfig) -> Any:
-    """Return the tokenizer that :func:`load` would load, without the weights.
+    """Return the tokenizer that :func:`load_model` would load, without the weights.
 
     Raises:
         ModelError: the tokenizer or the weights are unavailable, or the tokenizer cannot be read.
@@ -151,7 +151,7 @@ def load_tokenizer(model: ModelConfig) -> Any:
     try:
         return _tokenizer(source.name, common)
     except Exception as error:  # damaged files raise whatever the libraries that read them raise
-        raise refusal(model, source, error, "tokenizer") from error
+        raise unloadable_error(model, source, error, "tokenizer") from error
 
 
 def shape_of(config: Any) -> Shape:
@@ -176,7 +176,7 @@ def _random(model: ModelConfig, devices: Sequence[torch.device], runtime: Runtim
     """
     from kvbench.models.arithmetic import dtypes
 
-    config, team = hf_config(model), joined(runtime)
+    config, team = hf_config(model), join_team(runtime)
     widths = dtypes(model.dtype, runtime, devices[0], config, drawn=True)
     if runtime.device_map:
         from kvbench.parallel.spread import random_spread
@@ -233,7 +233,7 @@ def _pretrained(
             except Exception as error:  # damaged files raise whatever the libraries that read them raise
                 if is_out_of_memory(error) or isinstance(error, KvbenchError):
                     raise
-                raise refusal(model, source, error, part) from error
+                raise unloadable_error(model, source, error, part) from error
             check_complete(model, source, loaded, report if plan is None else plan.settle(report))
             if team is not None:
                 from kvbench.parallel.shard import shard
@@ -273,7 +273,7 @@ def _random_tokenizer(model: ModelConfig) -> Any:
         try:
             return _tokenizer(str(folder), {"local_files_only": True, "trust_remote_code": model.trust_remote_code})
         except Exception as error:
-            raise refusal(model, Source(str(folder), local=True), error, "tokenizer") from error
+            raise unloadable_error(model, Source(str(folder), local=True), error, "tokenizer") from error
     return byte_tokenizer()
 
 

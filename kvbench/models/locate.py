@@ -17,7 +17,7 @@ from kvbench.hub.record import settle
 from kvbench.hub.repository import HubError, Repository
 from kvbench.models import checkpoint
 from kvbench.models.spec import ModelConfig
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 
 #: files that contain a repository's context length and chat template
 DESCRIPTION = ("config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
@@ -63,7 +63,7 @@ def locate(model: ModelConfig) -> Source:
         try:
             settle(repository, repository.commit(), "the hub's cache on this machine")
         except HubError as error:
-            raise refusal(model, error) from error
+            raise missing_weights_error(model, error) from error
         return Source(model.hub_id, local=True, revision=model.revision)
     _ask_hub(model)
     return Source(model.hub_id, local=False, revision=model.revision)
@@ -114,7 +114,7 @@ def repository_of(model: ModelConfig) -> Repository:
     return Repository(model.hub_id, "model", model.revision)
 
 
-def refusal(model: ModelConfig, error: HubError) -> ModelError:
+def missing_weights_error(model: ModelConfig, error: HubError) -> ModelError:
     """Return the ModelError to raise when the hub does not provide a model's weights."""
     if not error.absent:
         return ModelError(f"model {model.name}: {error.reason}.\n  hint: {error.remedy or remedies()}")
@@ -123,7 +123,7 @@ def refusal(model: ModelConfig, error: HubError) -> ModelError:
     other = f"\n  another commit is on this machine; to use it, set model.revision={others[0]}" if others else ""
     return ModelError(
         f"model {model.name}: the weights of {model.hub_id} are not on this machine, and {error.reason}.{gate}{other}\n"
-        f"  hint: run python -m kvbench.fetch model={_typed(model)} on a machine with network, or {remedies()}"
+        f"  hint: run python -m kvbench.fetch model={_typed_model(model)} on a machine with network, or {remedies()}"
     )
 
 
@@ -132,7 +132,7 @@ def _ask_hub(model: ModelConfig) -> None:
     repository = repository_of(model)
     answer = ask(repository, "config.json")
     if answer.problem:
-        raise refusal(model, HubError(answer.problem, absent=True))
+        raise missing_weights_error(model, HubError(answer.problem, absent=True))
     if answer.status in (401, 403):
         access = model.gated or f"ask for access at https://huggingface.co/{model.hub_id}, then run `hf auth login`"
         raise ModelError(
@@ -147,7 +147,7 @@ def _ask_hub(model: ModelConfig) -> None:
     try:
         settle(repository, answer.commit, "the hub")
     except HubError as error:
-        raise refusal(model, error) from error
+        raise missing_weights_error(model, error) from error
 
 
 class Description(NamedTuple):
@@ -197,9 +197,9 @@ def fetch_description(hub_id: str, revision: str | None) -> Description:
     return Description(folder, "" if folder else problem)
 
 
-def _typed(model: ModelConfig) -> str:
+def _typed_model(model: ModelConfig) -> str:
     """Return the name to type after ``model=``: the preset or the repository."""
-    return model.name if model.name in options("model") else str(model.hub_id)
+    return model.name if model.name in group_options("model") else str(model.hub_id)
 
 
 def remedies() -> str:

@@ -17,7 +17,7 @@ FUSED = "qkv_proj"
 
 
 @dataclass(frozen=True)
-class Source:
+class ProjectionSource:
     """The submodule of an attention layer that computes keys or values, and the part of its output that holds them.
 
     The part is the whole output, except for fused projections, which output queries, keys and values at once.
@@ -67,21 +67,21 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
     return [modules[place] for place in places]
 
 
-def key_source(model: PreTrainedModel, attention: nn.Module) -> Source:
+def key_source(model: PreTrainedModel, attention: nn.Module) -> ProjectionSource:
     """Return the submodule of an attention module whose output holds the pre-RoPE keys."""
     for name in KEYS:
         if hasattr(attention, name):
-            return Source(getattr(attention, name), name)
+            return ProjectionSource(getattr(attention, name), name)
     start, stop, _ = _borders(model)
-    return Source(getattr(attention, FUSED), FUSED, start, stop)
+    return ProjectionSource(getattr(attention, FUSED), FUSED, start, stop)
 
 
-def value_source(model: PreTrainedModel, attention: nn.Module) -> Source:
+def value_source(model: PreTrainedModel, attention: nn.Module) -> ProjectionSource:
     """Return the submodule of an attention module whose output holds the values."""
     if hasattr(attention, "v_proj"):
-        return Source(attention.v_proj, "v_proj")  # type: ignore[arg-type]
+        return ProjectionSource(attention.v_proj, "v_proj")  # type: ignore[arg-type]
     _, start, stop = _borders(model)
-    return Source(getattr(attention, FUSED), FUSED, start, stop)
+    return ProjectionSource(getattr(attention, FUSED), FUSED, start, stop)
 
 
 def head_dim(model: PreTrainedModel) -> int:

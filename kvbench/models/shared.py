@@ -39,7 +39,7 @@ class _Shelf:
 
     Args:
         key: what determines the model: its configuration, the content of its files, and its devices.
-        state: what its users must leave unchanged (:func:`state`).
+        state: what its users must leave unchanged (:func:`model_state`).
         arithmetic: value of ``runtime.arithmetic`` with which it was loaded.
         users: number of runs that use it now.
     """
@@ -75,8 +75,8 @@ def sharing() -> Iterator[None]:
 def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any], LoadedModel]) -> LoadedModel:
     """Return a loaded model: the shared one if it is the same, else a new one; then pass it to :func:`give_back`.
 
-    A new one, from `load` (:func:`kvbench.models.load.load`), becomes the shared model, and the previous one is freed
-    before it is loaded. Nothing is shared outside of :func:`sharing`, with tensor parallelism, or with a limit on
+    A new one, from `load` (:func:`kvbench.models.load.load_model`), becomes the shared model, and the previous one is
+    freed before it is loaded. Nothing is shared outside of :func:`sharing`, with tensor parallelism, or with a limit on
     memory, which counts the model only if it is loaded under the limit.
     """
     global _shelf
@@ -84,14 +84,14 @@ def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any],
         if _shelf is not None and not _shelf.users:
             free()
         return load(model, runtime)
-    key = _key(model, runtime)
+    key = _model_key(model, runtime)
     if _shelf is not None and not _shelf.serves(key, runtime.arithmetic):
         if _shelf.users:
             return load(model, runtime)
         free()
     if _shelf is None:
         loaded = load(model, runtime)
-        _shelf = _Shelf(key, loaded, state(loaded.model), runtime.arithmetic)
+        _shelf = _Shelf(key, loaded, model_state(loaded.model), runtime.arithmetic)
     _shelf.users += 1
     return _shelf.loaded
 
@@ -106,7 +106,7 @@ def give_back(loaded: LoadedModel) -> None:
     _shelf.users -= 1
     if _shelf.users:
         return
-    now = state(loaded.model)
+    now = model_state(loaded.model)
     changed = sorted(name for name in {*now, *_shelf.state} if now.get(name) != _shelf.state.get(name))
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
@@ -125,7 +125,7 @@ def free() -> None:
     release(device)
 
 
-def state(model: nn.Module) -> dict[str, Any]:
+def model_state(model: nn.Module) -> dict[str, Any]:
     """Return what a run must not change about a model: a dict from names to values that can be compared.
 
     It covers the identity, the place and torch's count of changes of every parameter and buffer; the class, the hooks
@@ -156,7 +156,7 @@ def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
-def _key(model: ModelConfig, runtime: LimitedRuntime) -> str:
+def _model_key(model: ModelConfig, runtime: LimitedRuntime) -> str:
     from kvbench.models.devices import homes
 
     settings = {name: value for name, value in asdict(model).items() if not name.startswith("_")}

@@ -61,25 +61,25 @@ def check_complete(model: ModelConfig, source: Source, loaded: Any, report: Mapp
     head = f"model {model.name}: {source.name}"
     if missing:
         raise ModelError(
-            f"{head} lacks {_count(missing)} that its config.json requires: {_some(missing)}. Their values would "
-            "be random.\n  hint: copy or download the checkpoint again, or use the config.json that belongs to it"
+            f"{head} lacks {_tensor_count(missing)} that its config.json requires: {_some(missing)}. Their values "
+            "would be random.\n  hint: copy or download the checkpoint again, or use the config.json that belongs to it"
         )
     if shapes:
         key, stored, wanted = shapes[0]
         raise ModelError(
-            f"{head} has {_count(shapes)} whose shape does not match its config.json: {key} is {list(stored)}, "
+            f"{head} has {_tensor_count(shapes)} whose shape does not match its config.json: {key} is {list(stored)}, "
             f"not {list(wanted)}.\n  hint: use the config.json that belongs to these weights"
         )
     if beyond:
         raise ModelError(
-            f"{head} has {_count(beyond)} for more layers than its config.json describes ({layers}): {_some(beyond)}. "
-            "They would be ignored.\n  hint: use the config.json that belongs to these weights"
+            f"{head} has {_tensor_count(beyond)} for more layers than its config.json describes ({layers}): "
+            f"{_some(beyond)}. They would be ignored.\n  hint: use the config.json that belongs to these weights"
         )
     if unused:
-        say(f"{head} has {_count(unused)} that the model does not use: {_some(unused)}")
+        say(f"{head} has {_tensor_count(unused)} that the model does not use: {_some(unused)}")
 
 
-def _count(names: Sequence[Any]) -> str:
+def _tensor_count(names: Sequence[Any]) -> str:
     return f"{len(names)} tensor{'s' * (len(names) != 1)}"
 
 
@@ -87,7 +87,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def refusal(model: ModelConfig, source: Source, error: Exception, part: str) -> ModelError:
+def unloadable_error(model: ModelConfig, source: Source, error: Exception, part: str) -> ModelError:
     """Return the ModelError for a checkpoint that cannot be loaded.
 
     Its message names the damaged file if there is one, and otherwise quotes the exception of the library that read the

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvbench.models.json_files import DamagedFile, first_line, kind, read_object
+from kvbench.models.json_files import DamagedFile, first_line, json_kind, read_object
 
 #: bits per element of the types of safetensors; the sizes of other types are not checked
 BITS = {
@@ -82,7 +82,7 @@ def tensor_types(file: Path) -> dict[str, tuple[str, int]]:
     except (OSError, ValueError) as error:
         raise DamagedFile(file, f"has a header that cannot be read ({first_line(error)})") from error
     if not isinstance(header, dict):
-        raise DamagedFile(file, f"has a header that is {kind(header)}, not a JSON object")
+        raise DamagedFile(file, f"has a header that is {json_kind(header)}, not a JSON object")
     tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
     end = 0
     for name, entry in tensors.items():

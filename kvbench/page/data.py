@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.page import papers, runs, settings
-from kvbench.page.numbers import cut, short
+from kvbench.page.numbers import short_number, shorten_middle
 from kvbench.page.runs import Entry
 from kvbench.page.settings import names
 from kvbench.page.sweep import FollowedSweep
-from kvbench.results.compare import compare, reach
+from kvbench.results.compare import compare_runs, difference_reach
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
 
@@ -34,7 +34,7 @@ class _Known:
     Args:
         signature: that of its files at that time.
         entry: the run; None if it cannot be shown.
-        figures, answers: its figures, and which answers are right (:func:`kvbench.page.runs.summary`).
+        figures, answers: its figures, and which answers are right (:func:`kvbench.page.runs.page_summary`).
         settings: its settings by dotted key.
     """
 
@@ -97,18 +97,18 @@ class Report:
         return {
             "version": VERSION,
             "made": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "folder": cut(self.folder, 200),
+            "folder": shorten_middle(self.folder, 200),
             "tasks": list(tasks),
             "runs": summaries,
-            "settings": settings.columns(flat, keys),
-            "env": settings.columns(machines, list(dict.fromkeys(key for facts in machines for key in facts))),
-            "groups": _groups(entries),
+            "settings": settings.setting_columns(flat, keys),
+            "env": settings.setting_columns(machines, list(dict.fromkeys(key for facts in machines for key in facts))),
+            "groups": _group_titles(entries),
             "papers": items,
             "board": papers.board(self.papers),
             "sweep": self.sweep.data() if self.sweep is not None else None,
-            "skipped": [cut(store.problem() or store.run_id) for store in stores if self._of(store).entry is None][
-                :MOST_SKIPPED
-            ],
+            "skipped": [
+                shorten_middle(store.problem() or store.run_id) for store in stores if self._of(store).entry is None
+            ][:MOST_SKIPPED],
             "pairs": self._compared({entry.store.run_id: entry for entry in entries}),
         }
 
@@ -118,7 +118,7 @@ class Report:
         return runs if self.sweep is None else (self.sweep.signature(), runs)
 
     def _compared(self, entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
-        return [pair(entries[a], entries[b]) for a, b in self.pairs if a in entries and b in entries]
+        return [differing_samples(entries[a], entries[b]) for a, b in self.pairs if a in entries and b in entries]
 
     def _of(self, store: RunStore) -> _Known:
         """Return what is known of a run, read again if its files have changed."""
@@ -128,7 +128,7 @@ class Report:
             entry = self.read(store)
             known = _Known(signature, None)
             if entry is not None:
-                known = _Known(signature, entry, *runs.summary(entry), settings.flat(entry))
+                known = _Known(signature, entry, *runs.page_summary(entry), settings.flat(entry))
             self._known[store.run_id] = known
         return known
 
@@ -152,7 +152,7 @@ def _signature(store: RunStore) -> tuple[Any, ...]:
     return tuple(stamps)
 
 
-def _groups(entries: Sequence[Entry]) -> dict[str, str]:
+def _group_titles(entries: Sequence[Entry]) -> dict[str, str]:
     """Return a title per group of comparable runs, by the first half of their ids.
 
     Runs of one group have the same model, data, decoding options and seed.
@@ -173,18 +173,18 @@ def _title(metrics: Mapping[str, Any]) -> str:
     keys = list(metrics["scores"])
     title = f"{config.get('model') or '?'}, {config.get('dataset') or '?'}"
     if not keys:
-        return cut(title, 120)
+        return shorten_middle(title, 120)
     tasks = list(dict.fromkeys(key.partition("@")[0] for key in keys))
     lengths = list(dict.fromkeys(key.partition("@")[2] for key in keys if "@" in key))
     what = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
-    return cut(f"{title} ({what}{' at ' + ', '.join(lengths[:4]) if lengths else ''})", 120)
+    return shorten_middle(f"{title} ({what}{' at ' + ', '.join(lengths[:4]) if lengths else ''})", 120)
 
 
 #: maximum number of samples per pair, and of characters per prediction
 MOST, LONGEST = 200, 4000
 
 
-def pair(a: Entry, b: Entry) -> dict[str, Any]:
+def differing_samples(a: Entry, b: Entry) -> dict[str, Any]:
     """Return the samples on which two runs differ, those with different scores first.
 
     Returns:
@@ -196,29 +196,35 @@ def pair(a: Entry, b: Entry) -> dict[str, Any]:
     Raises:
         KvbenchError: the samples of a run cannot be read.
     """
-    comparison = compare(a.store, b.store)
+    comparison = compare_runs(a.store, b.store)
     rows_a, rows_b = a.store.samples().rows, b.store.samples().rows
     common = [name for name in rows_a if name in rows_b]
     differing = [name for name in common if _output(rows_a[name]) != _output(rows_b[name])]
     differing.sort(key=lambda name: (-_distance(rows_a[name], rows_b[name]), name))
     samples = [
         [
-            cut(name, 200),
-            *(short(rows[name]["scores"].get("score")) for rows in (rows_a, rows_b)),
-            *(cut(rows[name]["prediction"], LONGEST) for rows in (rows_a, rows_b)),
+            shorten_middle(name, 200),
+            *(short_number(rows[name]["scores"].get("score")) for rows in (rows_a, rows_b)),
+            *(shorten_middle(rows[name]["prediction"], LONGEST) for rows in (rows_a, rows_b)),
         ]
         for name in differing[:MOST]
     ]
     return {
         "runs": [a.store.run_id, b.store.run_id],
         "tasks": [
-            [key, *map(short, (entry["a"], entry["b"], entry["diff"], reach(entry["b"], entry), entry["n"]))]
+            [
+                key,
+                *map(
+                    short_number,
+                    (entry["a"], entry["b"], entry["diff"], difference_reach(entry["b"], entry), entry["n"]),
+                ),
+            ]
             for key, entry in comparison.keys.items()
         ],
         "samples": samples,
         "left_out": len(differing) - len(samples),
         "equal": len(common) - len(differing),
-        "notes": [cut(note, 300) for note in comparison.notes],
+        "notes": [shorten_middle(note, 300) for note in comparison.notes],
     }
 
 
@@ -227,5 +233,5 @@ def _output(row: Row) -> tuple[Any, Any]:
 
 
 def _distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    scores = [short(row["scores"].get("score")) or 0.0 for row in (a, b)]
+    scores = [short_number(row["scores"].get("score")) or 0.0 for row in (a, b)]
     return abs(scores[1] - scores[0])

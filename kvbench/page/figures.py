@@ -37,7 +37,7 @@ MOST = 40
 WIDTH, LETTERS = 6.5, 8
 
 
-def figures(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]:
+def write_plots(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]:
     """Write the plots of the largest group of comparable runs, and of the largest ones with fidelity and with points.
 
     The result is the group's title, and the files in the folder, which must exist. A plot for which no run has figures
@@ -56,8 +56,8 @@ def figures(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]:
         "score-tpot": lambda p: _scatter(runs, "tpot", "time per output token (ms)", 1e-3, styles, p),
         "differences": lambda p: _heat(runs, data["tasks"], p),
         "bytes": lambda p: _bill(runs, p),
-        "tpot": lambda p: _times(runs, "tpots", "time per output token (ms)", styles, p),
-        "ttft": lambda p: _times(runs, "ttfts", "time to the first token (ms)", styles, p),
+        "tpot": lambda p: _draw_times(runs, "tpots", "time per output token (ms)", styles, p),
+        "ttft": lambda p: _draw_times(runs, "ttfts", "time to the first token (ms)", styles, p),
     }
     compared, runs_compared = most(data["runs"], "kl")
     distances = _styles(runs_compared)
@@ -67,7 +67,7 @@ def figures(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]:
     measured, lines = most(data["runs"], "points")
     marks = _styles(lines)
     for name, label, place, unit in POINTS:
-        plots[f"points-{name}"] = partial(_points, lines, place, unit, label, marks)
+        plots[f"points-{name}"] = partial(_draw_points, lines, place, unit, label, marks)
     files = []
     with pyplot.rc_context({"font.size": LETTERS, "svg.hashsalt": "kvbench", "svg.fonttype": "path"}):
         for name, plot in plots.items():
@@ -75,7 +75,7 @@ def figures(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]:
             if drawn is None:
                 continue
             group_of = {"points": measured, "kl": compared}.get(name.partition("-")[0], group)
-            drawn.suptitle(_shown(data["groups"].get(group_of, group_of)), fontsize=LETTERS)
+            drawn.suptitle(_drawable_text(data["groups"].get(group_of, group_of)), fontsize=LETTERS)
             for suffix, options in (("png", {"dpi": 200}), ("svg", {"metadata": {"Date": None}})):
                 files.append(folder / f"{name}.{suffix}")
                 drawn.savefig(files[-1], **options)
@@ -105,7 +105,7 @@ def most(runs: Sequence[Run], key: str) -> tuple[str, list[Run]]:
     return group, [run for run in having if _group(run) == group][:MOST]
 
 
-def _points(
+def _draw_points(
     runs: Sequence[Run], place: int, unit: float, label: str, styles: Mapping[str, Mapping[str, str]], pyplot: Any
 ) -> Any:
     """Draw a figure of points over the prompt length, at the batch size with most of them: a line per run."""
@@ -118,7 +118,7 @@ def _points(
         mine = sorted((p[0], p[place] / unit) for p in run["points"] if p[1] == batch and len(p) > place and p[place])
         if mine:
             method = _method(run)
-            axes.plot(*zip(*mine, strict=True), label=_shown(run["name"], 30), markersize=5, **styles[method])
+            axes.plot(*zip(*mine, strict=True), label=_drawable_text(run["name"], 30), markersize=5, **styles[method])
     lengths = sorted({point[0] for point in known if point[1] == batch})
     if len(lengths) > 1:
         axes.set_xscale("log", base=2)
@@ -146,7 +146,7 @@ def _scatter(
 
     That is the score or the perplexity, or the KL divergence (`of` is ``kl``) of those that have one above 0.
     """
-    judged = _divergence if of else lambda run: (_quality(run), _error(run))
+    judged = _divergence_point if of else lambda run: (_quality(run), _score_error(run))
     points = [
         (run[key] / unit, quality, error, run)
         for run in runs
@@ -196,8 +196,8 @@ def _heat(runs: Sequence[Run], names: Sequence[str], pyplot: Any) -> Any:
             if value is not None:
                 colour = "white" if abs(value) > 0.7 * most else "black"
                 axes.annotate(f"{value:+.2f}", (x, y), ha="center", va="center", fontsize=6, color=colour)
-    axes.set_yticks(range(len(chosen)), [_shown(run["name"], 44) for run in chosen])
-    axes.set_xticks(range(len(keys)), [_shown(names[key], 24) for key in keys], rotation=30, ha="right")
+    axes.set_yticks(range(len(chosen)), [_drawable_text(run["name"], 44) for run in chosen])
+    axes.set_xticks(range(len(keys)), [_drawable_text(names[key], 24) for key in keys], rotation=30, ha="right")
     figure.colorbar(picture, ax=axes, label="method minus fp16")
     return figure
 
@@ -213,14 +213,14 @@ def _bill(runs: Sequence[Run], pyplot: Any) -> Any:
         widths = [run["bill"][i] / 2**20 for run in chosen]
         axes.barh(range(len(chosen)), widths, left=left, label=name, color=colour, edgecolor="white", linewidth=0.4)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(chosen)), [_shown(run["name"], 44) for run in chosen])
+    axes.set_yticks(range(len(chosen)), [_drawable_text(run["name"], 44) for run in chosen])
     axes.set(xlabel="KV bytes of a sequence (MiB)")
     axes.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 
-def _times(runs: Sequence[Run], key: str, label: str, styles: Mapping[str, Mapping[str, str]], pyplot: Any) -> Any:
+def _draw_times(runs: Sequence[Run], key: str, label: str, styles: Mapping[str, Mapping[str, str]], pyplot: Any) -> Any:
     """Draw the distribution of a time per run: 5 % to 95 %, the middle half, the median."""
     chosen = sorted((run for run in runs if run.get(key)), key=lambda run: -run[key][2])[-MOST:]
     if not chosen:
@@ -233,7 +233,7 @@ def _times(runs: Sequence[Run], key: str, label: str, styles: Mapping[str, Mappi
     )
     for patch, run in zip(drawn["boxes"], chosen, strict=True):
         patch.set(facecolor=styles[_method(run)]["color"], alpha=0.6)
-    axes.set_yticks(range(1, len(chosen) + 1), [_shown(run["name"], 44) for run in chosen])
+    axes.set_yticks(range(1, len(chosen) + 1), [_drawable_text(run["name"], 44) for run in chosen])
     axes.set(xlabel=label)
     axes.grid(axis="x", alpha=0.3)
     return figure
@@ -249,7 +249,7 @@ def _styles(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
 
 
 def _method(run: Run) -> str:
-    return _shown(run["label"].split(" ")[0])
+    return _drawable_text(run["label"].split(" ")[0])
 
 
 def _group(run: Run) -> str:
@@ -261,12 +261,12 @@ def _quality(run: Run) -> float | None:
     return entry[0] if entry else None
 
 
-def _error(run: Run) -> float | None:
+def _score_error(run: Run) -> float | None:
     entry = run.get("score") or run.get("ppl")
     return entry[1] if entry and len(entry) > 1 else None
 
 
-def _divergence(run: Run) -> tuple[float | None, list[list[float]] | None]:
+def _divergence_point(run: Run) -> tuple[float | None, list[list[float]] | None]:
     """Return the KL divergence of a run, None for 0, and how far its interval reaches down and up."""
     mean, ends = run["kl"][0], run["kl"][4:6]
     return mean or None, [[mean - ends[0]], [ends[1] - mean]] if ends and None not in ends else None
@@ -276,7 +276,7 @@ def _difference(task: Sequence[Any]) -> float | None:
     return task[4] if len(task) > 4 else None
 
 
-def _shown(text: str, longest: int = 100) -> str:
+def _drawable_text(text: str, longest: int = 100) -> str:
     """Return a text that matplotlib draws as it is: without its mathematical notation, and not too long."""
     plain = text.encode("utf-8", "replace").decode().replace("$", r"\$")
     return plain if len(plain) <= longest else plain[: longest - 3] + "..."

@@ -16,7 +16,7 @@ DIGITS = 5
 LONGEST = 600
 
 
-def short(value: Any, digits: int = DIGITS) -> float | int | None:
+def short_number(value: Any, digits: int = DIGITS) -> float | int | None:
     """Return a number with `digits` significant digits; None for None, NaN, infinities and other types."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -28,7 +28,7 @@ def short(value: Any, digits: int = DIGITS) -> float | int | None:
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
 
 
-def cut(text: Any, longest: int = LONGEST) -> str:
+def shorten_middle(text: Any, longest: int = LONGEST) -> str:
     """Return a text, shortened in its middle to at most `longest` characters."""
     whole = str(text)
     if len(whole) <= longest:
@@ -37,12 +37,12 @@ def cut(text: Any, longest: int = LONGEST) -> str:
     return f"{whole[:half]} ... {whole[-half:]}"
 
 
-def whole(text: str, longest: int) -> str:
+def whole_or_empty(text: str, longest: int) -> str:
     """Return a text that is useless when shortened, such as a command; empty if it is longer than `longest`."""
     return text if len(text) <= longest else ""
 
 
-def plain(value: Any, longest: int = 160) -> Any:
+def json_value(value: Any, longest: int = 160) -> Any:
     """Return the value of a setting as JSON data: numbers that JSON lacks, and long or nested values, become texts."""
     if value is None or isinstance(value, bool):
         return value
@@ -52,10 +52,10 @@ def plain(value: Any, longest: int = 160) -> Any:
         return value if math.isfinite(value) else str(value)
     if isinstance(value, (Mapping, Sequence)) and not isinstance(value, str):
         try:
-            return cut(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str), longest)
+            return shorten_middle(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str), longest)
         except (ValueError, TypeError, RecursionError):
-            return cut(repr(value), longest)
-    return cut(value, longest)
+            return shorten_middle(repr(value), longest)
+    return shorten_middle(value, longest)
 
 
 def trimmed(values: Sequence[Any]) -> list[Any]:
@@ -73,7 +73,7 @@ def encoded(data: Any) -> str:
     the element that holds the data. Lone surrogates become escapes too.
 
     Raises:
-        ValueError: a number is NaN or infinite (:func:`short` and :func:`plain` leave none).
+        ValueError: a number is NaN or infinite (:func:`short_number` and :func:`json_value` leave none).
     """
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
@@ -96,10 +96,10 @@ def spread(rows: Iterable[Row], device: str | None) -> tuple[list[Any], list[Any
         timing = row.get(MEASURED) or {}
         if timing.get("warm_up") or (device is not None and timing.get("device") != device):
             continue
-        start = short(timing.get("ttft_s"))
+        start = short_number(timing.get("ttft_s"))
         if start is not None:
             first.append(start)
-        steps = [short(step) for step in (timing.get("step_s") or ())[1:]]
+        steps = [short_number(step) for step in (timing.get("step_s") or ())[1:]]
         later += [step for step in steps if step is not None]
     return _percentiles(first), _percentiles(later)
 
@@ -108,4 +108,4 @@ def _percentiles(values: Sequence[float]) -> list[Any]:
     if not values:
         return []
     ordered = sorted(values)
-    return [*(short(percentile(ordered, q)) for q in PERCENTILES), len(values)]
+    return [*(short_number(percentile(ordered, q)) for q in PERCENTILES), len(values)]

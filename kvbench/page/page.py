@@ -46,25 +46,25 @@ def html(data: Mapping[str, Any], live: bool = False) -> str:
     A content security policy with the digests of the style and the script keeps everything else from running or
     loading, whatever a run's texts contain.
     """
-    style, script = _joined(STYLES), f'"use strict";\n(() => {{\n{_joined(SCRIPTS)}\n}})();\n'
+    style, script = _joined_assets(STYLES), f'"use strict";\n(() => {{\n{_joined_assets(SCRIPTS)}\n}})();\n'
     sources = "'self'" if live else "'none'"
     policy = (
-        f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        f"default-src 'none'; img-src data:; style-src '{_source_hash(style)}'; script-src '{_source_hash(script)}'; "
         f"connect-src {sources}; base-uri 'none'; form-action 'none'"
     )
     places = {"policy": policy, "live": str(live).lower(), "style": style, "data": encoded(data), "script": script}
     # in one pass, so that no text of the data is taken for a place
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: places[match[1]], _text("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: places[match[1]], _asset_text("page.html"))
 
 
-def _digest(text: str) -> str:
+def _source_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _joined(names: tuple[str, ...]) -> str:
-    return "\n".join(_text(name).rstrip() for name in names)
+def _joined_assets(names: tuple[str, ...]) -> str:
+    return "\n".join(_asset_text(name).rstrip() for name in names)
 
 
 @cache
-def _text(name: str) -> str:
+def _asset_text(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")

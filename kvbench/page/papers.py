@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.metrics import intervals
-from kvbench.page.numbers import cut, encoded, short, trimmed, whole
+from kvbench.page.numbers import encoded, short_number, shorten_middle, trimmed, whole_or_empty
 from kvbench.results import aggregate
 
 #: bytes of all items in the page
@@ -62,7 +62,7 @@ class _Names(dict[str, int]):
 
     def of(self, text: Any, longest: int = 200) -> int:
         """Return the index of a text, which is cut to `longest` characters."""
-        return self.setdefault(cut(text or "", longest), len(self))
+        return self.setdefault(shorten_middle(text or "", longest), len(self))
 
 
 def _item(content: Mapping[str, Any], variant: str, runs: Set[str]) -> dict[str, Any] | None:
@@ -76,8 +76,8 @@ def _item(content: Mapping[str, Any], variant: str, runs: Set[str]) -> dict[str,
                 names.of(claim["model"], 80),
                 names.of(claim.get("unit"), 20),
                 names.of(": ".join(filter(None, (claim.get("verdict"), claim.get("reason"))))),
-                *(short(claim.get(key), DIGITS) for key in ("paper", "ours")),
-                short(_reach(claim, "least", "most"), DIGITS),
+                *(short_number(claim.get(key), DIGITS) for key in ("paper", "ours")),
+                short_number(_paper_reach(claim, "least", "most"), DIGITS),
             ]
         )
         for claim in content.get("claims", ())
@@ -85,12 +85,12 @@ def _item(content: Mapping[str, Any], variant: str, runs: Set[str]) -> dict[str,
     if not cells and not claims:
         return None
     return {
-        "item": cut(content["item"], 80),
-        "variant": cut(variant, 80),
-        "number": cut(content.get("number") or "", 40),
-        "title": cut(content.get("title") or "", 160),
+        "item": shorten_middle(content["item"], 80),
+        "variant": shorten_middle(variant, 80),
+        "number": shorten_middle(content.get("number") or "", 40),
+        "title": shorten_middle(content.get("title") or "", 160),
         "mine": sum(len(cell) > 7 for cell in cells),
-        "notes": [cut(note, 300) for note in [*content.get("marks", ()), *content.get("notes", ())][:6]],
+        "notes": [shorten_middle(note, 300) for note in [*content.get("marks", ()), *content.get("notes", ())][:6]],
         "cells": cells[:MOST_CELLS],
         "claims": claims[:MOST_CELLS],
         "more": max(0, len(cells) - MOST_CELLS),
@@ -98,7 +98,7 @@ def _item(content: Mapping[str, Any], variant: str, runs: Set[str]) -> dict[str,
     }
 
 
-def _reach(entry: Mapping[str, Any], low: str, high: str) -> float | None:
+def _paper_reach(entry: Mapping[str, Any], low: str, high: str) -> float | None:
     """Return the distance from our number to the farther end of its interval; its error in files without intervals."""
     if entry.get("ours") is None or entry.get(low) is None or entry.get(high) is None:
         return entry.get("stderr")
@@ -113,12 +113,12 @@ def _cells(content: Mapping[str, Any], names: _Names, runs: Set[str]) -> Iterato
     """
     units = {heading["name"]: heading.get("unit") or "" for heading in content["headings"]}
     for cell in content["cells"]:
-        paper, ours = short(cell.get("paper"), DIGITS), short(cell.get("ours"), DIGITS)
+        paper, ours = short_number(cell.get("paper"), DIGITS), short_number(cell.get("ours"), DIGITS)
         if paper is None and ours is None:
             continue
         texts = [names.of(cell[key], 80) for key in ("row", "column", "model")]
         run = next((run for run in cell.get("runs") or () if run in runs), None)
-        numbers = [paper, ours, short(_reach(cell, "low", "high"), DIGITS)]
+        numbers = [paper, ours, short_number(_paper_reach(cell, "low", "high"), DIGITS)]
         yield trimmed([*texts, names.of(units.get(cell["column"]), 20), *numbers, run])
 
 
@@ -136,20 +136,20 @@ def board(folder: Path) -> list[list[Any]]:
     """
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return [_line(entry) for entry in content[:MOST]]
+        return [_paper_line(entry) for entry in content[:MOST]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
 
 
-def _line(entry: dict[str, Any]) -> list[Any]:
+def _paper_line(entry: dict[str, Any]) -> list[Any]:
     mean, pair, sizes = entry["mean"], entry["mean"].get("vs_fp16") or {}, entry["kv_bytes"]
     apart = aggregate.pair_interval(mean["score"], {**pair, "n": mean["n"]}) if pair else None
     numbers = (
         mean["score"],
-        intervals.reach(mean["score"], aggregate.interval_of(mean)),
+        intervals.interval_reach(mean["score"], aggregate.interval_of(mean)),
         mean.get("n"),
         pair.get("diff"),
-        intervals.reach(pair.get("diff"), apart),
+        intervals.interval_reach(pair.get("diff"), apart),
         round(sizes["used"]),
         round(sizes["fp16_equivalent"]),
     )
@@ -157,5 +157,13 @@ def _line(entry: dict[str, Any]) -> list[Any]:
     keys = [key.partition("@") for key in entry["tasks"]]
     tasks, lengths = (",".join(dict.fromkeys(key[i] for key in keys)) for i in (0, 2))
     data = f"dataset=mini dataset.tasks=[{tasks}] dataset.lengths=[{lengths}] dataset.limit={mean['n'] // len(keys)}"
-    command = whole(f"python -m kvbench {entry['command']} {data}", 300)
-    return trimmed([cut(entry["name"], 80), cut(entry["family"], 40), command, *map(short, numbers), cut(device, 80)])
+    command = whole_or_empty(f"python -m kvbench {entry['command']} {data}", 300)
+    return trimmed(
+        [
+            shorten_middle(entry["name"], 80),
+            shorten_middle(entry["family"], 40),
+            command,
+            *map(short_number, numbers),
+            shorten_middle(device, 80),
+        ]
+    )

@@ -9,12 +9,12 @@ from typing import Any
 
 from kvbench.errors import KvbenchError
 from kvbench.metrics import intervals
-from kvbench.page.numbers import cut, plain, short, spread, trimmed, whole
+from kvbench.page.numbers import json_value, short_number, shorten_middle, spread, trimmed, whole_or_empty
 from kvbench.results import aggregate, points
 from kvbench.results import code as codes
 from kvbench.results.columns import UNFINISHED
 from kvbench.results.identity import BASELINE_TARGET
-from kvbench.results.labels import named
+from kvbench.results.labels import run_label
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
 
@@ -50,7 +50,7 @@ LONGEST_COMMAND = 1200
 TASK_DIGITS = 4
 
 
-def summary(entry: Entry) -> tuple[dict[str, Any], dict[str, bool]]:
+def page_summary(entry: Entry) -> tuple[dict[str, Any], dict[str, bool]]:
     """Return the figures of a run for the page, and by the id of each sample with a score, whether the score is 1.
 
     Reads the run's samples: for the distributions of times, for the answers, and for the scores of a run that has not
@@ -67,9 +67,9 @@ def summary(entry: Entry) -> tuple[dict[str, Any], dict[str, bool]]:
     figures = {
         **_identity(entry, metrics),
         **_scores(metrics),
-        **_memory(metrics),
-        **_times(metrics, rows),
-        "points": _points(metrics),
+        **_memory_entry(metrics),
+        **_time_entry(metrics, rows),
+        "points": _point_entries(metrics),
         "problem": problem,
     }
     known = {key: value for key, value in figures.items() if value not in (None, "", [], {})}
@@ -87,20 +87,20 @@ def flips(answers: Mapping[str, bool], base: Mapping[str, bool]) -> list[Any]:
     """
     common = answers.keys() & base.keys()
     lost, won = (sum(one[name] > other[name] for name in common) for one, other in ((base, answers), (answers, base)))
-    return [lost, won, len(common), *map(short, intervals.wilson(lost + won, len(common)))] if common else []
+    return [lost, won, len(common), *map(short_number, intervals.wilson(lost + won, len(common)))] if common else []
 
 
 def _right(rows: Iterable[Row]) -> dict[str, bool]:
-    scores = ((row["id"], short(row["scores"].get("score"))) for row in rows)
+    scores = ((row["id"], short_number(row["scores"].get("score"))) for row in rows)
     # runs of one group have the same ids, which are thus kept once
     return {sys.intern(name): score >= 1 - 1e-9 for name, score in scores if score is not None}
 
 
-def _figures(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+def _score_figures(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return score, samples, and difference from fp16; behind both numbers the farther end of their 95 % intervals."""
     pair, score = entry.get("vs_fp16") or {}, entry.get("score")
-    reached = intervals.reach(score, aggregate.interval_of(entry))
-    apart = intervals.reach(pair["diff"], aggregate.pair_interval(score, pair)) if pair else None
+    reached = intervals.interval_reach(score, aggregate.interval_of(entry))
+    apart = intervals.interval_reach(pair["diff"], aggregate.pair_interval(score, pair)) if pair else None
     return score, reached, entry.get("n"), pair.get("diff"), apart
 
 
@@ -108,7 +108,7 @@ def _of_perplexity(text: Mapping[str, Any]) -> float | None:
     if not text:
         return None
     interval = intervals.of_moments(text["ppl"], text.get("stderr"), text.get("windows") or 0)
-    return intervals.reach(text["ppl"], interval)
+    return intervals.interval_reach(text["ppl"], interval)
 
 
 def partial(metrics: Mapping[str, Any], rows: list[Row]) -> dict[str, Any]:
@@ -136,17 +136,17 @@ def _identity(entry: Entry, metrics: Mapping[str, Any]) -> dict[str, Any]:
     target = (config.get("method") or {}).get("_target_")
     return {
         "id": entry.store.run_id,
-        "label": cut(named(metrics), 120),
-        "model": cut(config.get("model") or "?", 120),
-        "data": cut(config.get("dataset") or "?", 120),
+        "label": shorten_middle(run_label(metrics), 120),
+        "model": shorten_middle(config.get("model") or "?", 120),
+        "data": shorten_middle(config.get("dataset") or "?", 120),
         "status": metrics["status"],
-        "older": (codes.shown(older.get("parts") or ()) or "").removeprefix("older code: "),
+        "older": (codes.older_code_remark(older.get("parts") or ()) or "").removeprefix("older code: "),
         "fp16": target == BASELINE_TARGET or None,
-        "done": short(samples.get("done")),
-        "asked": short(samples.get("requested")),
+        "done": short_number(samples.get("done")),
+        "asked": short_number(samples.get("requested")),
         "code": next(iter(metrics.get("code") or {}), None) if len(metrics.get("code") or {}) == 1 else None,
-        "command": whole(entry.command, LONGEST_COMMAND),
-        "error": cut(metrics["error"]) if metrics.get("error") else None,
+        "command": whole_or_empty(entry.command, LONGEST_COMMAND),
+        "error": shorten_middle(metrics["error"]) if metrics.get("error") else None,
         "device": metrics["env"].get("device_name"),
         "env": _environment(metrics["env"]),
         "path": (metrics.get("attention") or {}).get("path"),
@@ -159,7 +159,7 @@ def _environment(known: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in known.items():
         parts = value.items() if isinstance(value, Mapping) else [(None, value)]
         facts |= {
-            f"{key}.{name}" if name else key: plain(part, LONGEST_FACT) for name, part in parts if part is not None
+            f"{key}.{name}" if name else key: json_value(part, LONGEST_FACT) for name, part in parts if part is not None
         }
     return dict(list(facts.items())[:MOST_FACTS])
 
@@ -178,20 +178,26 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
             perplexities.append((text, pair))
         if entry.get("points"):
             continue
-        figures = _figures(entry)
+        figures = _score_figures(entry)
         if text.get("vs_fp16"):
-            figures = (*figures[:3], pair["diff"], intervals.reach(pair["diff"], aggregate.pair_interval(None, pair)))
+            figures = (
+                *figures[:3],
+                pair["diff"],
+                intervals.interval_reach(pair["diff"], aggregate.pair_interval(None, pair)),
+            )
         kld = (entry.get("fidelity") or {}).get("kld") or {}
         others = (text.get("ppl"), _of_perplexity(text), kld.get("mean"), kld.get("p99_9"))
-        tasks.append(trimmed([key, *(short(v, TASK_DIGITS) for v in (*figures, *others))]))
+        tasks.append(trimmed([key, *(short_number(v, TASK_DIGITS) for v in (*figures, *others))]))
     mean = metrics["mean"]
-    figures = _figures(mean)
+    figures = _score_figures(mean)
     one = perplexities[0] if len(perplexities) == 1 else ({}, {})
     return {
-        "score": trimmed([short(value) for value in (*figures, *(aggregate.interval_of(mean) or ()))])
+        "score": trimmed([short_number(value) for value in (*figures, *(aggregate.interval_of(mean) or ()))])
         if mean["score"] is not None
         else None,
-        "ppl": trimmed([short(value) for value in (one[0].get("ppl"), _of_perplexity(one[0]), one[1].get("diff"))]),
+        "ppl": trimmed(
+            [short_number(value) for value in (one[0].get("ppl"), _of_perplexity(one[0]), one[1].get("diff"))]
+        ),
         "kl": _fidelity(compared),
         "tasks": tasks[:MOST_SCORES],
         "more_tasks": max(0, len(tasks) - MOST_SCORES) or None,
@@ -210,34 +216,34 @@ def _fidelity(compared: Sequence[Mapping[str, Any]]) -> list[Any]:
     means = [None if None in column else sum(column) / len(columns) for column in zip(*columns, strict=True)]
     if len(compared) == 1:
         means += [compared[0][part].get(end) for part in ("kld", "same_top") for end in ("low", "high")]
-    return trimmed([short(value) for value in means])
+    return trimmed([short_number(value) for value in means])
 
 
-def _memory(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _memory_entry(metrics: Mapping[str, Any]) -> dict[str, Any]:
     used, reserved = metrics["kv_bytes"]["used"], metrics["kv_bytes"]["reserved"]
     peak = metrics["peak_bytes"]
     return {
-        "kv": short(used.get("total")),
-        "bill": [short(used.get(part)) or 0 for part in PARTS] if used.get("total") is not None else None,
-        "reserved": short(reserved.get("total")),
-        "ratio": short(metrics["kv_bytes"].get("ratio")),
-        "peak": trimmed([short(peak.get("prefill")), short(peak.get("decode"))]),
+        "kv": short_number(used.get("total")),
+        "bill": [short_number(used.get(part)) or 0 for part in PARTS] if used.get("total") is not None else None,
+        "reserved": short_number(reserved.get("total")),
+        "ratio": short_number(metrics["kv_bytes"].get("ratio")),
+        "peak": trimmed([short_number(peak.get("prefill")), short_number(peak.get("decode"))]),
     }
 
 
-def _times(metrics: Mapping[str, Any], rows: list[Row]) -> dict[str, Any]:
+def _time_entry(metrics: Mapping[str, Any], rows: list[Row]) -> dict[str, Any]:
     first, later = spread(rows, metrics["env"].get("device_name"))
     return {
-        "ttft": short(metrics["ttft_s"]["median"]),
-        "tpot": short(metrics["tpot_s"]["median"]),
-        "p99": short(metrics["tpot_s"].get("p99")),
-        "rate": short(metrics.get("tokens_per_s")),
+        "ttft": short_number(metrics["ttft_s"]["median"]),
+        "tpot": short_number(metrics["tpot_s"]["median"]),
+        "p99": short_number(metrics["tpot_s"].get("p99")),
+        "rate": short_number(metrics.get("tokens_per_s")),
         "ttfts": first,
         "tpots": later,
     }
 
 
-def _points(metrics: Mapping[str, Any]) -> list[list[Any]]:
+def _point_entries(metrics: Mapping[str, Any]) -> list[list[Any]]:
     """Return ``[prompt, batch, status, TTFT, TPOT, p10, p90, tokens per second, KV bytes, decode peak]`` per point."""
     table = []
     for prompt, batch, figures in points.each(metrics):
@@ -251,5 +257,5 @@ def _points(metrics: Mapping[str, Any]) -> list[list[Any]]:
             figures.get("kv_used"),
             figures.get("peak_decode"),
         )
-        table.append(trimmed([prompt, batch, figures["status"], *map(short, values)]))
+        table.append(trimmed([prompt, batch, figures["status"], *map(short_number, values)]))
     return table[:MOST_POINTS]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvbench.page.numbers import cut, plain
+from kvbench.page.numbers import json_value, shorten_middle
 from kvbench.page.runs import Entry
-from kvbench.results.labels import named
+from kvbench.results.labels import run_label
 
 #: keys of each group that are shown; () for all of them
 _SHOWN: dict[str, tuple[str, ...]] = {
@@ -37,9 +37,9 @@ def flat(entry: Entry) -> dict[str, Any]:
             if key in _HIDDEN or (keys and key not in keys):
                 continue
             if isinstance(value, Mapping) and (group == "quantizer" or key == "rotation"):
-                settings |= {f"{group}.{key}.{name}": plain(part) for name, part in value.items()}
+                settings |= {f"{group}.{key}.{name}": json_value(part) for name, part in value.items()}
             else:
-                settings[f"{group}.{key}"] = plain(value)
+                settings[f"{group}.{key}"] = json_value(value)
     return settings
 
 
@@ -75,7 +75,7 @@ def varying(settings: Sequence[Mapping[str, Any]], chosen: Sequence[Mapping[str,
     return ordered[:MOST]
 
 
-def columns(settings: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
+def setting_columns(settings: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
     """Return a column per key: ``key``, its distinct ``values``, and ``of``, the index of each run's value or -1."""
     table = []
     for key in keys:
@@ -101,10 +101,10 @@ def names(entries: Sequence[Entry]) -> list[str]:
     changes = []
     for i, entry in enumerate(entries):
         config = entry.metrics["config"]
-        alike.setdefault((named(entry.metrics), config.get("model"), config.get("dataset")), []).append(i)
-        changed = {key: plain(value) for key, value in entry.changes.items() if key.startswith(_NAMED)}
+        alike.setdefault((run_label(entry.metrics), config.get("model"), config.get("dataset")), []).append(i)
+        changed = {key: json_value(value) for key, value in entry.changes.items() if key.startswith(_NAMED)}
         changes.append({key: value for key, value in changed.items() if key != "method.layers"})  # labels show it
-    texts = [named(entry.metrics) for entry in entries]
+    texts = [run_label(entry.metrics) for entry in entries]
     for places in alike.values():
         absent = object()
         keys = sorted({key for i in places for key in changes[i]})
@@ -113,11 +113,11 @@ def names(entries: Sequence[Entry]) -> list[str]:
                 for i in places:
                     if key in changes[i]:
                         shown = key.partition(".")[2] if ".rotation." in key else key.rpartition(".")[2]
-                        texts[i] += f" {shown}={_typed(changes[i][key])}"
-    return [cut(text, 200) for text in texts]
+                        texts[i] += f" {shown}={_typed_setting(changes[i][key])}"
+    return [shorten_middle(text, 200) for text in texts]
 
 
-def _typed(value: Any) -> str:
+def _typed_setting(value: Any) -> str:
     """Return a value as it is typed on the command line."""
     words = {None: "null", True: "true", False: "false"}
     return words[value] if value is None or isinstance(value, bool) else str(value)

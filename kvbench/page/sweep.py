@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from kvbench.page.numbers import cut, trimmed, whole
+from kvbench.page.numbers import shorten_middle, trimmed, whole_or_empty
 from kvbench.results.sweeps import Progress, Sweep
 
 #: maximum length of the sweep's command, of a job's, and of its message, in characters; a longer command is left out
@@ -56,21 +56,21 @@ class FollowedSweep:
         """
         manifest = self.sweep.manifest
         return {
-            "id": cut(manifest.id, 120),
-            "command": whole(shlex.join([*_PROGRAM, *manifest.command]), LONGEST_SWEEP),
-            "created": cut(manifest.created, 40),
-            "launcher": cut(manifest.launcher, 40),
+            "id": shorten_middle(manifest.id, 120),
+            "command": whole_or_empty(shlex.join([*_PROGRAM, *manifest.command]), LONGEST_SWEEP),
+            "created": shorten_middle(manifest.created, 40),
+            "launcher": shorten_middle(manifest.launcher, 40),
             "driven": self.sweep.driven(),
             "jobs": [
                 trimmed(
                     [
                         entry.job.number + 1,
-                        cut(entry.job.label, 160),
+                        shorten_middle(entry.job.label, 160),
                         entry.state,
                         entry.run_id,
                         entry.status,
-                        whole(shlex.join([*_PROGRAM, *entry.job.overrides]), LONGEST_COMMAND) or None,
-                        cut((entry.message.splitlines() or [""])[0], LONGEST_MESSAGE) or None,
+                        whole_or_empty(shlex.join([*_PROGRAM, *entry.job.overrides]), LONGEST_COMMAND) or None,
+                        shorten_middle((entry.message.splitlines() or [""])[0], LONGEST_MESSAGE) or None,
                     ]
                 )
                 for entry in self.progress()

@@ -20,7 +20,7 @@ class WorkerTraceback(Exception):
     """The traceback of an exception in a worker process, as the cause of the exception that its parent raises."""
 
 
-def described(error: BaseException) -> dict[str, Any]:
+def error_as_data(error: BaseException) -> dict[str, Any]:
     """Return an exception as plain data, from which :func:`rebuilt` makes an exception of the same name and message."""
     return {
         "kind": type(error).__name__,
@@ -32,7 +32,7 @@ def described(error: BaseException) -> dict[str, Any]:
 
 
 def rebuilt(failure: dict[str, Any]) -> Exception:
-    """Return an exception like one that a worker process raised, which :func:`described` describes.
+    """Return an exception like one that a worker process raised, which :func:`error_as_data` describes.
 
     Its class has the same name and is derived from KvbenchError and MemoryError if those describe the original, so that
     it is shown, recorded and handled like an exception of this process.
@@ -71,10 +71,10 @@ def main(descriptor: int) -> None:
                 try:
                     answer = ("answer", served.answer(request))
                 except Exception as error:
-                    answer = ("error", described(error))
+                    answer = ("error", error_as_data(error))
                 connection.send(answer)
     except Exception as error:
-        connection.send(("failed", described(error)))
+        connection.send(("failed", error_as_data(error)))
 
 
 def _listen(connection: Connection, requests: queue.SimpleQueue[Any]) -> None:

@@ -83,20 +83,20 @@ def shard(model: Any, team: Team) -> None:
     `model` is a causal LM of transformers with all its weights, on any device.
 
     Raises:
-        ModelError: the model cannot be divided between this number of ranks (:func:`check`).
+        ModelError: the model cannot be divided between this number of ranks (:func:`check_tensor_plan`).
     """
-    plan = check(model, team.size)
+    plan = check_tensor_plan(model, team.size)
     record_placement(model, Placement(team, sum(p.numel() for p in model.parameters())))
     for name, module in list(model.named_modules()):
         style = plan.get(generic(name))
         if style is None or style in WHOLE:
             continue
         parent = model.get_submodule(name.rpartition(".")[0])
-        setattr(parent, name.rpartition(".")[2], cut(module, style, team))
+        setattr(parent, name.rpartition(".")[2], cut_linear(module, style, team))
     model.to(team.device)
 
 
-def cut(module: nn.Linear, style: str, team: Team) -> nn.Module:
+def cut_linear(module: nn.Linear, style: str, team: Team) -> nn.Module:
     """Reduce a linear layer to this rank's slice, on this rank's device, and return a module to use in its place.
 
     The parameters of `module` are replaced by the slice. `style` says how transformers' plan divides it: ``rowwise`` by
@@ -105,23 +105,25 @@ def cut(module: nn.Linear, style: str, team: Team) -> nn.Module:
     """
     if style == "rowwise":
         first, last = bounds(module.in_features, team.size, team.rank)
-        _keep(module, module.weight[:, first:last], module.bias, team.device)
+        _keep_slices(module, module.weight[:, first:last], module.bias, team.device)
         return Summed(module, team)
     rows = module.out_features
     if style == "colwise":
         first, last = bounds(rows, team.size, team.rank)
-        _keep(module, module.weight[first:last], None if module.bias is None else module.bias[first:last], team.device)
+        _keep_slices(
+            module, module.weight[first:last], None if module.bias is None else module.bias[first:last], team.device
+        )
         return module
     height = -(-rows // team.size)  # slices to be gathered must have equal sizes, so the last ones are padded
     first, last = min(team.rank * height, rows), min((team.rank + 1) * height, rows)
     short = height - (last - first)
     weight = nn.functional.pad(module.weight[first:last], (0, 0, 0, short))
     bias = None if module.bias is None else nn.functional.pad(module.bias[first:last], (0, short))
-    _keep(module, weight, bias, team.device)
+    _keep_slices(module, weight, bias, team.device)
     return Gathered(module, rows, team)
 
 
-def _keep(module: nn.Linear, weight: Tensor, bias: Tensor | None, device: torch.device) -> None:
+def _keep_slices(module: nn.Linear, weight: Tensor, bias: Tensor | None, device: torch.device) -> None:
     """Replace the parameters of `module` by copies of slices on `device`, so that the whole tensors can be freed."""
     module.weight = nn.Parameter(weight.detach().to(device, copy=True).contiguous(), requires_grad=False)
     if bias is not None:
@@ -145,7 +147,7 @@ def generic(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
-def check(model: Any, size: int) -> dict[str, str]:
+def check_tensor_plan(model: Any, size: int) -> dict[str, str]:
     """Return transformers' tensor-parallel plan for a model, after checking that `size` ranks can follow it.
 
     Returns:

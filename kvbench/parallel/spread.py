@@ -50,7 +50,7 @@ def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.dev
     tied = head is not None and head.weight is embedding.weight
     where: dict[str, torch.device] = {}
     before = True
-    for name, module in _parts(model, "", layers):
+    for name, module in _model_parts(model, "", layers):
         if name == layers:
             before = False
             for index in range(count):
@@ -62,12 +62,12 @@ def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.dev
     return where
 
 
-def _parts(module: nn.Module, name: str, layers: str) -> Iterator[tuple[str, nn.Module]]:
+def _model_parts(module: nn.Module, name: str, layers: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield, in the model's order, the list of decoder layers (named `layers`) and the modules outside it."""
     for child_name, child in module.named_children():
         path = f"{name}.{child_name}" if name else child_name
         if layers.startswith(path + "."):
-            yield from _parts(child, path, layers)
+            yield from _model_parts(child, path, layers)
         else:
             yield path, child
 
@@ -95,7 +95,7 @@ def random_spread(config: Any, dtype: torch.dtype, devices: Sequence[torch.devic
             if own:
                 module.to_empty(device=home, recurse=False)
                 model._init_weights(module)
-                _move(module, place(name, where))
+                _move(module, device_of_module(name, where))
     model.tie_weights()
     connect(model, where)
     return model.eval()
@@ -112,7 +112,7 @@ def _move(module: nn.Module, device: torch.device) -> None:
     module._apply(lambda tensor: tensor.to(device), recurse=False)
 
 
-def place(name: str, where: Mapping[str, torch.device]) -> torch.device:
+def device_of_module(name: str, where: Mapping[str, torch.device]) -> torch.device:
     """Return the device that :func:`balanced` chose for a module or for the nearest module that contains it."""
     while name:
         if name in where:

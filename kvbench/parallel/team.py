@@ -135,7 +135,7 @@ class Team:
                 :class:`PeerOutOfMemoryError`.
             Exception: `error`, in all other cases in which this rank has failed.
         """
-        own = None if error is None else _described(error)
+        own = None if error is None else _error_record(error)
         mine = {"value": value, "error": own, "calls": self.calls}
         everyone = self.exchange(mine, None if error is None else GRACE_S if grace_s is None else grace_s)
         if everyone is None:  # the others are waiting for this rank in a collective
@@ -212,7 +212,7 @@ class Team:
         self.broken = True
         with suppress(Exception):  # the store disappears with the other processes
             if not self._store.check(["failed"]):
-                self._store.set("failed", json.dumps({"rank": self.rank, **_described(error)}))
+                self._store.set("failed", json.dumps({"rank": self.rank, **_error_record(error)}))
 
     def close(self) -> None:
         """Stop watching the other ranks, and destroy torch's process group. Call this before this process ends."""
@@ -348,5 +348,5 @@ def leave() -> None:
         _team.pop().close()
 
 
-def _described(error: BaseException) -> dict[str, Any]:
+def _error_record(error: BaseException) -> dict[str, Any]:
     return {"kind": type(error).__name__, "message": str(error)[:2000], "oom": is_out_of_memory(error)}

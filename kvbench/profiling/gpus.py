@@ -71,7 +71,7 @@ class Gpu:
 _T = 1e12
 
 
-def _known() -> dict[str, Gpu]:
+def _known_gpus() -> dict[str, Gpu]:
     """Read the table of GPUs (``gpus.yaml`` beside this module), which says where its figures are from."""
     table = yaml.safe_load(Path(__file__).with_name("gpus.yaml").read_text(encoding="utf-8"))
     gpus = {}
@@ -82,7 +82,7 @@ def _known() -> dict[str, Gpu]:
 
 
 #: GPUs by name
-GPUS = _known()
+GPUS = _known_gpus()
 #: short names of GPUs that come in several variants -> the most common variant
 ALIASES = {"a100": "a100-80gb"}
 #: patterns for the results of `torch.cuda.get_device_name` -> GPU; the first that matches counts

@@ -149,7 +149,7 @@ def accepted(acceptance: float, gamma: int) -> float:
     return sum(acceptance**i for i in range(gamma + 1))
 
 
-def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verify: float) -> float:
+def speculative_speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verify: float) -> float:
     """Return the speed-up of speculative over plain decoding: ``E * t_ar / (gamma * t_draft + t_verify)``.
 
     E is the expected number of tokens per round (:func:`accepted`). `t_ar` is the time of a step of plain decoding,
@@ -161,10 +161,10 @@ def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verif
 def best_gamma(
     acceptance: float, t_ar: float, t_draft: float, t_verify: float, gammas: range = range(1, 9)
 ) -> tuple[int, float]:
-    """Find the number of drafted tokens per round that maximizes the speed-up (:func:`speed_up`); return both.
+    """Find the number of drafted tokens per round that maximizes :func:`speculative_speed_up`; return both.
 
     If several are equally fast, the smallest is returned.
     """
-    speed_ups = {gamma: speed_up(acceptance, gamma, t_ar, t_draft, t_verify) for gamma in gammas}
+    speed_ups = {gamma: speculative_speed_up(acceptance, gamma, t_ar, t_draft, t_verify) for gamma in gammas}
     best = max(speed_ups, key=lambda gamma: (speed_ups[gamma], -gamma))
     return best, speed_ups[best]

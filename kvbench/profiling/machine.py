@@ -71,7 +71,7 @@ _READ: dict[str, Callable[[Board], Any]] = {
 }
 
 
-def state(device: torch.device | str, library: Any = None) -> Record:
+def machine_state(device: torch.device | str, library: Any = None) -> Record:
     """Return the state of a device and of the machine now; `library` is used instead of ``pynvml``.
 
     Returns:
@@ -96,7 +96,7 @@ def state(device: torch.device | str, library: Any = None) -> Record:
     else:
         missing["gpu"] = f"measured on a {torch.device(device).type} device"
     record: Record = {"gpu": gpu, "source": source}
-    for name, read in (("governor", _governor), ("load", _load)):
+    for name, read in (("governor", _governor), ("load", _load_average)):
         record[name] = read()
         if record[name] is None:
             missing[name] = "this platform does not report it"
@@ -175,7 +175,7 @@ def _governor() -> str | None:
         return None
 
 
-def _load() -> float | None:
+def _load_average() -> float | None:
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.cli.report_runs import RUNS, find, results_above, runs_of
+from kvbench.cli.report_runs import RUNS, find_run, results_above, runs_of
 from kvbench.config.logger_config import WandbLogger, logger_of
 from kvbench.errors import KvbenchError
 from kvbench.loggers.wandb_service import Service, has_key
 from kvbench.publish import runs, sweeps
 from kvbench.results.store import RunStore, find_runs
-from kvbench.results.sweeps import Sweep, named
+from kvbench.results.sweeps import Sweep, named_sweep
 from kvbench.util.requirements import exists, installed
 
 #: exit status of an interrupted command: 128 + SIGINT, as in shells
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     The status is 1 if anything that was asked for could not be sent.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = _publish_parser().parse_args(argv)
     try:
         return _main(arguments)
     except KvbenchError as error:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _publish_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kvbench.publish",
         description="Send finished runs to Weights & Biases, whatever their logger was. What W&B has already is not "
@@ -85,12 +85,12 @@ def _main(arguments: argparse.Namespace) -> int:
     sweep: Sweep | None = None
     ours: list[RunStore] = []
     if arguments.sweep is not None:
-        sweep = Sweep.open(named(results_above(arguments.results) / "sweeps", arguments.sweep))
+        sweep = Sweep.open(named_sweep(results_above(arguments.results) / "sweeps", arguments.sweep))
     folder = arguments.results if sweep is None else runs_of(sweep, arguments.results)
     known = find_runs(folder)
     if arguments.runs and not known:
         raise KvbenchError(f"there are no runs in {folder}.\n  hint: name another folder with --results DIR")
-    stores = [find(known, name) for name in arguments.runs]
+    stores = [find_run(known, name) for name in arguments.runs]
     service = _service(arguments)
     outcomes: Counter[str] = Counter()
     if sweep is not None:
@@ -104,9 +104,9 @@ def _main(arguments: argparse.Namespace) -> int:
         ours = [by_id[run_id] for run_id in ids if run_id in by_id]
     for store in {store.run_id: store for store in [*stores, *ours]}.values():
         name = sweep.manifest.id if sweep is not None and store in ours else None
-        outcomes[runs.send(store, service, name, again=arguments.again, prompts=arguments.prompts)] += 1
+        outcomes[runs.send_run(store, service, name, again=arguments.again, prompts=arguments.prompts)] += 1
     if sweep is not None:
-        outcomes[sweeps.send(sweep, ours, folder, service, again=arguments.again)] += 1
+        outcomes[sweeps.send_sweep(sweep, ours, folder, service, again=arguments.again)] += 1
     _conclude(outcomes, service)
     return 1 if outcomes["failed"] else 0
 

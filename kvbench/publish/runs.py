@@ -18,7 +18,7 @@ from kvbench.util.table import printable
 Outcome = Literal["sent", "known", "failed"]
 
 
-def send(
+def send_run(
     store: RunStore, service: Service, sweep: str | None = None, *, again: bool = False, prompts: bool = False
 ) -> Outcome:
     """Send a run unless the destination has it already; print what was done, or why the run could not be sent.
@@ -106,7 +106,7 @@ def with_excerpts(config: Mapping[str, Any], rows: Iterable[Row], say: Callable[
     """
     from kvbench.config.run_config import checked_config
     from kvbench.models.load import load_tokenizer
-    from kvbench.runner.remarks import shown
+    from kvbench.runner.remarks import shown_excerpts
 
     stored = list(rows)
     try:
@@ -114,7 +114,8 @@ def with_excerpts(config: Mapping[str, Any], rows: Iterable[Row], say: Callable[
         if checked.task.needs_tokenizer:
             checked.task.bind(load_tokenizer(checked.model))
         excerpts = {
-            sample.id: shown(sample) for sample in checked.task.next_samples({row["id"]: row for row in stored})
+            sample.id: shown_excerpts(sample)
+            for sample in checked.task.next_samples({row["id"]: row for row in stored})
         }
     except KvbenchError as error:
         say(f"note: sent without prompts, because the data set cannot be read: {str(error).splitlines()[0]}")

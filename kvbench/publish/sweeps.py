@@ -29,7 +29,9 @@ from kvbench.util.requirements import installed
 FILES = (MANIFEST, "table.md", "table.csv")
 
 
-def send(sweep: Sweep, stores: Sequence[RunStore], folder: Path, service: Service, *, again: bool = False) -> Outcome:
+def send_sweep(
+    sweep: Sweep, stores: Sequence[RunStore], folder: Path, service: Service, *, again: bool = False
+) -> Outcome:
     """Send a sweep's own run unless the destination has it already; print what was done, or why it was not sent.
 
     The stores of its runs are in `folder`. `again` sends it even if the destination has it already.
@@ -49,7 +51,7 @@ def run_id(sweep: Sweep) -> str:
 def _send(sweep: Sweep, stores: Sequence[RunStore], folder: Path, service: Service, again: bool) -> Outcome:
     manifest = sweep.manifest
     entries = sweep.progress()
-    lines = table.lines(entries)
+    lines = table.sweep_job_lines(entries)
     digest = content_digest(lines)
     if not again and deliveries.sent(sweep.folder).get(as_asked(service)) == digest:
         print(f"sweep {manifest.id}: already sent")
@@ -78,7 +80,7 @@ def _send(sweep: Sweep, stores: Sequence[RunStore], folder: Path, service: Servi
             files=[*(sweep.folder / name for name in FILES), *sorted(sweep.folder.glob("job-*.json"))],
         )
         log_sweep(service, content)
-    deliveries.record(sweep.folder, as_asked(service), digest, service.local)
+    deliveries.record_delivery(sweep.folder, as_asked(service), digest, service.local)
     print(f"sweep {manifest.id}: sent, {service.place}")
     return "sent"
 
@@ -94,7 +96,7 @@ def _plots(data: dict[str, Any], folder: Path) -> dict[str, Path]:
     if not installed("matplotlib"):
         print("note: the plots are sent as a chart and in the page only; pictures need kvbench[plot]", file=sys.stderr)
         return {}
-    from kvbench.page.figures import figures
+    from kvbench.page.figures import write_plots
 
-    _, files = figures(data, folder)
+    _, files = write_plots(data, folder)
     return {file.stem: file for file in files if file.suffix == ".png"}

@@ -41,12 +41,12 @@ COLUMNS = (
 )
 
 
-def lines(entries: Sequence[Progress]) -> list[dict[str, Any]]:
+def sweep_job_lines(entries: Sequence[Progress]) -> list[dict[str, Any]]:
     """Return a line per job of a sweep, as dicts with the keys :data:`COLUMNS`.
 
     A run is on the Pareto front if no run of the same model and data has a better score (or perplexity) in fewer bytes.
     """
-    table = [_line(entry) for entry in entries]
+    table = [_job_line(entry) for entry in entries]
     groups: dict[Any, list[int]] = {}
     for i, (line, entry) in enumerate(zip(table, entries, strict=True)):
         if line["KV MiB"] is not None and quality(line) is not None and line["status"] in DONE:
@@ -66,7 +66,7 @@ def quality(line: Mapping[str, Any]) -> Any:
     return line["perplexity"] if line["score"] is None else line["score"]
 
 
-def _line(entry: Progress) -> dict[str, Any]:
+def _job_line(entry: Progress) -> dict[str, Any]:
     metrics = entry.metrics or {}
     config, mean = metrics.get("config") or {}, metrics.get("mean") or {}
     pair = mean.get("vs_fp16") or {}

@@ -102,7 +102,7 @@ def value_params(x: Tensor, outliers: Tensor | None, store: torch.dtype) -> tupl
     return params[0].to(store), params[1].to(store)
 
 
-def encode(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: Tensor | None) -> Tensor:
+def encode_nuq(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: Tensor | None) -> Tensor:
     """Quantize keys or values, fp32 ``[..., n, C]``, to the nearest level of a codebook; the codes are uint8.
 
     An element is first normalized: ``(x - offset) / scale``. An outlier, whose exact value is stored apart, is encoded
@@ -127,8 +127,8 @@ def encode(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: T
     return codes
 
 
-def decode(codes: Tensor, scale: Tensor, offset: Tensor, levels: Tensor) -> Tensor:
-    """Dequantize codes: ``levels[code] * scale + offset``, fp32 ``[..., n, C]``; see :func:`encode`.
+def decode_nuq(codes: Tensor, scale: Tensor, offset: Tensor, levels: Tensor) -> Tensor:
+    """Dequantize codes: ``levels[code] * scale + offset``, fp32 ``[..., n, C]``; see :func:`encode_nuq`.
 
     Outliers are not restored.
     """

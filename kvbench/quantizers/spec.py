@@ -35,12 +35,12 @@ def fitting(most: int, head_dim: int) -> int | None:
     return group if group >= LEAST_GROUP else None
 
 
-def preset(name: str) -> str:
+def preset_name(name: str) -> str:
     """Return the preset's name without the changes to it: ``int2`` for ``int2+key.group_size=64``."""
     return name.partition(CHANGED)[0]
 
 
-def described(name: str, formats: Mapping[str, Any], standard: Mapping[str, Any] | None) -> str:
+def describe_formats(name: str, formats: Mapping[str, Any], standard: Mapping[str, Any] | None) -> str:
     """Name packed formats by their preset and by what differs from it, for example ``int2+key.group_size=64``.
 
     If nothing differs, the result is the preset's name alone.
@@ -58,7 +58,7 @@ def described(name: str, formats: Mapping[str, Any], standard: Mapping[str, Any]
         for part in (*usual, *(extra for extra in given if extra not in usual)):
             if given.get(part, _DEFAULTS.get(part)) != usual.get(part, _DEFAULTS.get(part)):
                 changes.append(f"{side}.{part}={given.get(part)}")
-    return preset(name) + (CHANGED + ",".join(changes) if changes else "")
+    return preset_name(name) + (CHANGED + ",".join(changes) if changes else "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from kvbench.metrics import intervals
-from kvbench.results.fidelity import fold
-from kvbench.results.points import halves, points
+from kvbench.results.fidelity import fold_fidelity_rows
+from kvbench.results.points import halves, summarize_points
 from kvbench.results.samples import Row
 from kvbench.results.timings import no_timings as no_timings
 from kvbench.results.timings import percentile as percentile
@@ -59,7 +59,7 @@ def scores(
         groups.setdefault(score_key(row), []).append(row)
     by_key = {}
     for key, group in groups.items():
-        entry: dict[str, Any] = _compare(group, baseline, _score, bounded=True)
+        entry: dict[str, Any] = _compare_paired(group, baseline, _finite_score, bounded=True)
         entry = {"score": entry.pop("mean"), **entry, "version": version}
         entry["scorer_version"] = max(row["scorer_version"] for row in group)
         names = sorted({name for row in group for name in row["scores"]} - {"score"})
@@ -69,20 +69,20 @@ def scores(
             mean, error = mean_error([number for number in numbers if number is not None])
             variants[name] = {"score": mean, "stderr": error}
         entry["variants"] = variants
-        nll = _compare(group, baseline, nll_per_token)
+        nll = _compare_paired(group, baseline, nll_per_token)
         entry["nll"] = nll if nll["n"] else None
         entry["perplexity"] = perplexity(group, nll)
-        measured = points(group, baseline)
+        measured = summarize_points(group, baseline)
         if measured is not None:
             entry["points"] = measured
-        compared = fold(group)
+        compared = fold_fidelity_rows(group)
         if compared is not None:
             entry["fidelity"] = compared
         by_key[key] = entry
     return by_key
 
 
-def ends(interval: tuple[float, float] | None) -> dict[str, float]:
+def interval_ends(interval: tuple[float, float] | None) -> dict[str, float]:
     """Return an interval as the keys ``low`` and ``high``; no key for None."""
     return {} if interval is None else {"low": interval[0], "high": interval[1]}
 
@@ -158,8 +158,8 @@ def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         else None,
     }
     if complete:
-        mean["vs_fp16"] |= ends(_together(entries, mean))
-    return mean | ends(_of_mean(entries, mean))
+        mean["vs_fp16"] |= interval_ends(_mean_difference(entries, mean))
+    return mean | interval_ends(_of_mean(entries, mean))
 
 
 def _of_mean(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -172,7 +172,7 @@ def _of_mean(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> t
     return interval_of(mean)
 
 
-def _together(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> tuple[float, float] | None:
+def _mean_difference(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the interval of the mean difference of several tasks.
 
     Shares of right answers over equally many samples are counted together, so that the mean is a share too.
@@ -182,7 +182,7 @@ def _together(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> 
     parts = [
         (e["score"], e["score"] - e["vs_fp16"]["diff"], e["vs_fp16"]["stderr"], e["vs_fp16"]["n"]) for e in entries
     ]
-    tables = [intervals.pairs(*part) for part in parts]
+    tables = [intervals.paired_counts(*part) for part in parts]
     if len({part[3] for part in parts}) == 1 and all(tables):
         return intervals.newcombe(*(sum(counts) for counts in zip(*filter(None, tables), strict=True)))
     return pair_interval(mean["score"], mean["vs_fp16"])
@@ -230,7 +230,7 @@ def nll_per_token(row: Row) -> float | None:
     return nll["sum"] / nll["n"] if nll and nll.get("n") and _finite(nll["sum"]) is not None else None
 
 
-def _compare(
+def _compare_paired(
     group: Sequence[Row],
     baseline: Mapping[str, Row] | None,
     value: Callable[[Row], float | None],
@@ -247,7 +247,7 @@ def _compare(
     entry: dict[str, Any] = {"mean": mean, "stderr": error, "n": len(values), "vs_fp16": None}
     bounded = bounded and all(0 <= number <= 1 for number in values)
     if bounded:
-        entry |= ends(intervals.of_scores(values))
+        entry |= interval_ends(intervals.of_scores(values))
     if baseline is not None:
         both = []
         for row in group:
@@ -262,11 +262,11 @@ def _compare(
             difference, spread = mean_error([own - full for own, full in both])
             entry["vs_fp16"] = {"diff": difference, "stderr": spread, "n": len(both)}
             if bounded and all(0 <= full <= 1 for _, full in both):
-                entry["vs_fp16"] |= ends(intervals.of_pairs(*zip(*both, strict=True)))
+                entry["vs_fp16"] |= interval_ends(intervals.of_pairs(*zip(*both, strict=True)))
     return entry
 
 
-def _score(row: Row) -> float | None:
+def _finite_score(row: Row) -> float | None:
     return _finite(row["scores"].get("score"))
 
 

@@ -54,7 +54,7 @@ def used(code: Code, *, on_gpu: bool) -> Code:
     return {part: value for part, value in code.items() if on_gpu or part != KERNELS}
 
 
-def digest(code: Code | None) -> str:
+def code_digest(code: Code | None) -> str:
     """Hash the digests of all parts of the code into one, which identifies the version of the code that made a row.
 
     The scorer does not count, because stored predictions are scored again when it changes; nor does the storage. The
@@ -83,7 +83,7 @@ def changed(stored: Code | None, now: Code) -> list[str]:
 
 
 def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
-    """Count how many rows of a run each version of the code produced; a version is named by its :func:`digest`.
+    """Count how many rows of a run each version of the code produced; a version is named by its :func:`code_digest`.
 
     Returns:
         The number of rows of each version, and for each version the digests of its parts (without the scorer). The
@@ -93,7 +93,7 @@ def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
     parts: dict[str, Code] = {}
     for row in rows:
         code = of(row)
-        name = digest(code)
+        name = code_digest(code)
         counts[name] = counts.get(name, 0) + 1
         if code is not None:
             parts[name] = {part: value for part, value in code.items() if part != SCORER}
@@ -135,7 +135,7 @@ def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
     return sorted(parts)
 
 
-def shown(parts: Sequence[str]) -> str:
+def older_code_remark(parts: Sequence[str]) -> str:
     """Describe changed parts of the code as a remark for tables, for example ``older code: method, cache``.
 
     The remark is ``unknown code`` if the samples do not record their code, and empty if `parts` is empty.

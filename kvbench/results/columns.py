@@ -91,7 +91,7 @@ def _of_score(key: str, *, compared: bool = False) -> Column[RunLine]:
     )
 
 
-def columns(lines: Sequence[RunLine], place: str | None = None) -> list[Column[RunLine]]:
+def shown_columns(lines: Sequence[RunLine], place: str | None = None) -> list[Column[RunLine]]:
     """Return the columns that a table of the given lines has in `place`: :data:`TABLE` or :data:`LIST`.
 
     None stands for the CSV, which has all columns.
@@ -114,7 +114,7 @@ def status(run: Metrics) -> str:
     if run.status == "ok":
         return ""
     if run.status == "older":
-        return codes.shown(run.older.parts if run.older else ())
+        return codes.older_code_remark(run.older.parts if run.older else ())
     if run.status == "oom" and run.oom and run.oom.bytes_asked:
         return f"oom: {size(run.oom.bytes_asked)} more"
     return run.status
@@ -128,20 +128,23 @@ def score_cell(entry: Score | Mean | None) -> Cell:
     """
     perplexity = entry.perplexity if isinstance(entry, Score) else None
     if isinstance(entry, Score) and entry.fidelity:
-        return fidelity_columns.cell(entry.fidelity)
+        return fidelity_columns.fidelity_cell(entry.fidelity)
     if perplexity:
         interval = intervals.of_moments(perplexity.ppl, perplexity.stderr, perplexity.windows or 0)
         return Cell(
-            f"ppl {perplexity.ppl:.3f}{reach(intervals.reach(perplexity.ppl, interval))}",
+            f"ppl {perplexity.ppl:.3f}{reach_text(intervals.interval_reach(perplexity.ppl, interval))}",
             _delta(perplexity.vs_fp16, None, 4),
         )
     if entry is None or entry.score is None:
         return Cell("-")
     interval = interval_of(vars(entry))
-    return Cell(f"{entry.score:.3f}{reach(intervals.reach(entry.score, interval))}", _delta(entry.vs_fp16, entry.score))
+    return Cell(
+        f"{entry.score:.3f}{reach_text(intervals.interval_reach(entry.score, interval))}",
+        _delta(entry.vs_fp16, entry.score),
+    )
 
 
-def reach(length: float | None, digits: int = 3) -> str:
+def reach_text(length: float | None, digits: int = 3) -> str:
     """Format the distance to the farther end of a 95 % interval for printing after a value, for example `` ±.012``.
 
     `digits` counts decimal places. An unknown distance (None) gives an empty text.
@@ -152,8 +155,8 @@ def reach(length: float | None, digits: int = 3) -> str:
 def _delta(pair: Pair | None, score: float | None, digits: int = 3) -> str:
     if pair is None:
         return ""
-    length = intervals.reach(pair.diff, pair_interval(score, vars(pair)))
-    return f"Δ {pair.diff:+.{digits}f}{reach(length, digits)}"
+    length = intervals.interval_reach(pair.diff, pair_interval(score, vars(pair)))
+    return f"Δ {pair.diff:+.{digits}f}{reach_text(length, digits)}"
 
 
 def _headline(run: Metrics) -> str:
@@ -177,7 +180,7 @@ def _code(run: Metrics) -> str:
     return f"{text}, older: {', '.join(parts)}" if parts else text
 
 
-def _count(run: Metrics) -> str:
+def _sample_count(run: Metrics) -> str:
     requested = run.samples.requested
     return str(run.samples.done) if run.status == UNFINISHED else f"{run.samples.done}/{requested}"
 
@@ -200,7 +203,7 @@ def _accepted(run: Metrics) -> Cell:
     if not drafts or drafts.acceptance_rate is None:
         return Cell("-")
     interval = intervals.of_moments(drafts.acceptance_rate, drafts.stderr, run.samples.done)
-    shown = f"{drafts.acceptance_rate:.3f}{reach(intervals.reach(drafts.acceptance_rate, interval))}"
+    shown = f"{drafts.acceptance_rate:.3f}{reach_text(intervals.interval_reach(drafts.acceptance_rate, interval))}"
     return Cell(shown, f"{drafts.tokens_per_round or 0:.2f} a round")
 
 
@@ -258,7 +261,7 @@ def _several_scores(lines: Sequence[RunLine]) -> bool:
     return len(names) > 1
 
 
-#: placeholder in the list; :func:`columns` replaces it by one column per task
+#: placeholder in the list; :func:`shown_columns` replaces it by one column per task
 SCORES: Column[RunLine] = Column("scores")
 
 COLUMNS: list[Column[RunLine]] = [
@@ -274,7 +277,7 @@ COLUMNS: list[Column[RunLine]] = [
         csv={"status": lambda line: line.run.status},
         places=(LIST,),
     ),
-    Column("samples", cell=lambda line: Cell(_count(line.run)), places=(LIST,)),
+    Column("samples", cell=lambda line: Cell(_sample_count(line.run)), places=(LIST,)),
     SCORES,
     Column("mean", cell=lambda line: score_cell(line.run.mean), present=_several_scores),
     Column("score", cell=lambda line: Cell(_headline(line.run)), places=(LIST,)),

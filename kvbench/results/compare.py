@@ -13,8 +13,8 @@ from rich.text import Text
 
 from kvbench.metrics import intervals
 from kvbench.results import aggregate
-from kvbench.results.fidelity import answers_left, flips_of, pair
-from kvbench.results.labels import labels, named
+from kvbench.results.fidelity import answers_left, flips_of, pair_fidelity
+from kvbench.results.labels import labels, run_label
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
 from kvbench.results.tables import ANSWERS, FIDELITY, answer_lines, fidelity_lines
@@ -42,7 +42,7 @@ class Comparison:
             (:func:`kvbench.metrics.fidelity.flips`), and ``left``, where answers of B leave those of A
             (:func:`kvbench.results.fidelity.departure`); either may be None.
         fidelity: for each key with comparisons of predictions, their measures with paired intervals
-            (:func:`kvbench.results.fidelity.pair`).
+            (:func:`kvbench.results.fidelity.pair_fidelity`).
     """
 
     names: tuple[str, str]
@@ -54,7 +54,7 @@ class Comparison:
     fidelity: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
 
-def compare(a: RunStore, b: RunStore) -> Comparison:
+def compare_runs(a: RunStore, b: RunStore) -> Comparison:
     """Compare two stored runs over the samples that both have; differences are B - A."""
     rows_a, rows_b = a.samples().rows, b.samples().rows
     common = [name for name in rows_a if name in rows_b]
@@ -74,7 +74,7 @@ def compare(a: RunStore, b: RunStore) -> Comparison:
         }
     changed, reworded = [], 0
     for name in common:
-        x, y = _score(rows_a[name]), _score(rows_b[name])
+        x, y = _score_of(rows_a[name]), _score_of(rows_b[name])
         if x != y:
             answers = (rows_a[name]["prediction"], rows_b[name]["prediction"])
             changed.append({"id": name, "a": x, "b": y, "said_a": answers[0], "said_b": answers[1]})
@@ -97,15 +97,15 @@ def _more(
         entry = {"flips": flips_of(rows_a, rows_b, names), "left": answers_left(rows_a, rows_b, names)}
         if any(entry.values()):
             answers[key] = entry
-        figures = pair([rows_a[name] for name in names], [rows_b[name] for name in names])
+        figures = pair_fidelity([rows_a[name] for name in names], [rows_b[name] for name in names])
         if figures is not None:
             fidelities[key] = figures
     return answers, fidelities
 
 
-def screen(comparison: Comparison) -> Group:
+def comparison_screen(comparison: Comparison) -> Group:
     """Render a comparison for a terminal: the table of differences, the samples whose scores differ, the notes."""
-    body = [[Cell(text) for text in line] for line in lines(comparison)]
+    body = [[Cell(text) for text in line] for line in difference_lines(comparison)]
     table = Grid(("", "A", "B", "B - A", "answer NLL", "n"), body)
     parts: list[Any] = [Text(f"A {comparison.names[0]}\nB {comparison.names[1]}\n"), table.drawn()]
     for head, texts in ((ANSWERS, answer_lines(comparison.answers)), (FIDELITY, fidelity_lines(comparison.fidelity))):
@@ -117,17 +117,17 @@ def screen(comparison: Comparison) -> Group:
     )
     parts.append(Text(summary, style="dim"))
     for item in comparison.changed[:SHOWN]:
-        parts.append(Text(f"{printable(item['id'])}  {_number(item['a'])} -> {_number(item['b'])}"))
-        parts += [Text(f"  {name} {_short(item[key])}") for name, key in (("A", "said_a"), ("B", "said_b"))]
+        parts.append(Text(f"{printable(item['id'])}  {_three_decimals(item['a'])} -> {_three_decimals(item['b'])}"))
+        parts += [Text(f"  {name} {_one_line(item[key])}") for name, key in (("A", "said_a"), ("B", "said_b"))]
     parts += [Text(f"note: {printable(note)}", style="dim") for note in comparison.notes]
     return Group(*parts)
 
 
-def markdown(comparison: Comparison) -> str:
+def comparison_markdown(comparison: Comparison) -> str:
     """Render a comparison as markdown: the table of differences, the samples whose scores differ, and the notes."""
     rows = [f"A: {comparison.names[0]}, B: {comparison.names[1]}", ""]
     rows += ["| | A | B | B - A | answer NLL | n |", "|:--|--:|--:|--:|--:|--:|"]
-    rows += ["| " + " | ".join(line) + " |" for line in lines(comparison)]
+    rows += ["| " + " | ".join(line) + " |" for line in difference_lines(comparison)]
     for head, texts in ((ANSWERS, answer_lines(comparison.answers)), (FIDELITY, fidelity_lines(comparison.fidelity))):
         if texts:
             rows += ["", "| " + " | ".join(head) + " |", "|:--" + "|--:" * (len(head) - 1) + "|"]
@@ -135,13 +135,15 @@ def markdown(comparison: Comparison) -> str:
     if comparison.changed:
         rows += ["", "| sample | A | B | answer of A | answer of B |", "|:--|--:|--:|:--|:--|"]
         for item in comparison.changed[:SHOWN]:
-            answers = [_short(item[key]).replace("|", "\\|") for key in ("said_a", "said_b")]
-            rows.append("| " + " | ".join([item["id"], _number(item["a"]), _number(item["b"]), *answers]) + " |")
+            answers = [_one_line(item[key]).replace("|", "\\|") for key in ("said_a", "said_b")]
+            rows.append(
+                "| " + " | ".join([item["id"], _three_decimals(item["a"]), _three_decimals(item["b"]), *answers]) + " |"
+            )
     rows += ["", *(f"note: {note}" for note in comparison.notes)] if comparison.notes else []
     return "\n".join(map(printable, rows)) + "\n"
 
 
-def to_csv(comparison: Comparison) -> str:
+def comparison_csv(comparison: Comparison) -> str:
     """Return a comparison's mean scores and differences as CSV, with one line per task, or per task and length."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -167,7 +169,7 @@ def to_csv(comparison: Comparison) -> str:
     return buffer.getvalue()
 
 
-def lines(comparison: Comparison) -> list[tuple[str, ...]]:
+def difference_lines(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return the cells of the table of differences as text, one line per task, or per task and length.
 
     They are the task, the scores of A and B, their difference, that of the reference answers' NLL, and the number of
@@ -176,9 +178,9 @@ def lines(comparison: Comparison) -> list[tuple[str, ...]]:
     cells: list[tuple[str, ...]] = []
     for key, entry in comparison.keys.items():
         nll = entry["nll"]
-        beside = f"{nll['diff']:+.4f}{_reach(None, nll, 4)}" if nll else "-"
-        diff = "-" if entry["diff"] is None else f"{entry['diff']:+.3f}{_reach(entry['b'], entry)}"
-        cells.append((key, _number(entry["a"]), _number(entry["b"]), diff, beside, str(entry["n"])))
+        beside = f"{nll['diff']:+.4f}{_reach_suffix(None, nll, 4)}" if nll else "-"
+        diff = "-" if entry["diff"] is None else f"{entry['diff']:+.3f}{_reach_suffix(entry['b'], entry)}"
+        cells.append((key, _three_decimals(entry["a"]), _three_decimals(entry["b"]), diff, beside, str(entry["n"])))
     return cells
 
 
@@ -207,7 +209,7 @@ def _names(a: RunStore, b: RunStore) -> tuple[str, str]:
     """Return headings of the two runs: run id, name with the settings that differ, model and data set."""
     runs = [(store.metrics() or {}, store.config() or {}) for store in (a, b)]
     whole = [metrics for metrics, _ in runs if metrics]
-    fallback = [named(metrics) if metrics else "?" for metrics, _ in runs]
+    fallback = [run_label(metrics) if metrics else "?" for metrics, _ in runs]
     names = labels(whole, beside=("model", "dataset")) if len(whole) == 2 else fallback
     headings = []
     for store, (_, config), name in zip((a, b), runs, names, strict=True):
@@ -217,16 +219,16 @@ def _names(a: RunStore, b: RunStore) -> tuple[str, str]:
     return headings[0], headings[1]
 
 
-def _score(row: Row) -> float | None:
+def _score_of(row: Row) -> float | None:
     value = row["scores"].get("score")
     return None if value is None else float(value)
 
 
-def _number(value: float | None) -> str:
+def _three_decimals(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def reach(score: float | None, pair: Mapping[str, Any]) -> float | None:
+def difference_reach(score: float | None, pair: Mapping[str, Any]) -> float | None:
     """Return the distance from a difference to the farther end of its 95 % interval; None if it is unknown.
 
     `score` is the mean score of B; None if the difference is not one of scores. `pair` is ``{diff, stderr, n}``, with
@@ -234,14 +236,14 @@ def reach(score: float | None, pair: Mapping[str, Any]) -> float | None:
     """
     if pair["diff"] is None:
         return None
-    return intervals.reach(pair["diff"], aggregate.pair_interval(score, {"n": 0, **pair}))
+    return intervals.interval_reach(pair["diff"], aggregate.pair_interval(score, {"n": 0, **pair}))
 
 
-def _reach(score: float | None, pair: Mapping[str, Any], digits: int = 3) -> str:
-    length = reach(score, pair)
+def _reach_suffix(score: float | None, pair: Mapping[str, Any], digits: int = 3) -> str:
+    length = difference_reach(score, pair)
     return "" if length is None else f" ±{length:.{digits}f}"
 
 
-def _short(text: str) -> str:
+def _one_line(text: str) -> str:
     plain = " ".join(text.split())
     return repr(plain if len(plain) <= 100 else plain[:97] + "...")

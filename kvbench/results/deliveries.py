@@ -15,10 +15,14 @@ def sent(folder: Path) -> dict[str, str]:
 
     What was sent to a folder of this machine that has been deleted since counts as not sent.
     """
-    return {place: digest for place, (digest, local) in _read(folder).items() if local is None or Path(local).is_dir()}
+    return {
+        place: digest
+        for place, (digest, local) in _read_deliveries(folder).items()
+        if local is None or Path(local).is_dir()
+    }
 
 
-def record(folder: Path, destination: str, digest: str, local: Path | None = None) -> None:
+def record_delivery(folder: Path, destination: str, digest: str, local: Path | None = None) -> None:
     """Record that content with this digest was sent to a destination.
 
     `folder`, that of the run or of the sweep, gets the record. `local` is the folder on this machine that holds what
@@ -27,12 +31,12 @@ def record(folder: Path, destination: str, digest: str, local: Path | None = Non
     Raises:
         DiskError: the record cannot be written.
     """
-    entries = {**_read(folder), destination: (digest, local and str(local))}
+    entries = {**_read_deliveries(folder), destination: (digest, local and str(local))}
     text = json.dumps({place: list(entry) if entry[1] else entry[0] for place, entry in entries.items()}, indent=2)
     write_atomically(folder / _FILE, (text + "\n").encode())
 
 
-def _read(folder: Path) -> dict[str, tuple[str, str | None]]:
+def _read_deliveries(folder: Path) -> dict[str, tuple[str, str | None]]:
     """Return the digest and the local folder (None: elsewhere) by destination."""
     try:
         content = json.loads((folder / _FILE).read_text(encoding="utf-8"))

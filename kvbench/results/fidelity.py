@@ -25,7 +25,7 @@ MEASURES = ("kld_mean", "kld_median", "kld_p99_9", "same_top")
 _LEVELS = {"kld_median": 50.0, "kld_p99_9": 99.9}
 
 
-def fold(group: Sequence[Row]) -> dict[str, Any] | None:
+def fold_fidelity_rows(group: Sequence[Row]) -> dict[str, Any] | None:
     """Fold the rows of one task into the fields of :class:`kvbench.results.record_fidelity.Fidelity`.
 
     The result is None if the rows are results of another kind, or no position was decoded.
@@ -37,7 +37,7 @@ def fold(group: Sequence[Row]) -> dict[str, Any] | None:
 
     from kvbench.metrics import fidelity
 
-    positions = joined(rows)
+    positions = join_positions(rows)
     whole = fidelity.statistics(positions)
     klds = [row["fidelity"]["kld"] for row in rows]
     begin = 1 if rows[-1]["fidelity"]["mode"] == "decode" else 0
@@ -85,7 +85,7 @@ def comparisons(group: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: str(row["id"]))
 
 
-def joined(rows: Sequence[Row]) -> Positions:
+def join_positions(rows: Sequence[Row]) -> Positions:
     """Return all positions of several rows, in their order."""
     import numpy as np
 
@@ -126,13 +126,13 @@ def value(rows: Sequence[Row], measure: str) -> float:
     """Return a measure (:data:`MEASURES`) over all positions of rows."""
     from kvbench.metrics import fidelity
 
-    positions = joined(rows)
+    positions = join_positions(rows)
     if measure == "same_top":
         return float(positions.same_top.mean())
     return fidelity.statistics(positions)["kld_p99.9" if measure == "kld_p99_9" else measure]
 
 
-def pair(a: Sequence[Row], b: Sequence[Row]) -> dict[str, dict[str, float]] | None:
+def pair_fidelity(a: Sequence[Row], b: Sequence[Row]) -> dict[str, dict[str, float]] | None:
     """Compare rows of one task from two runs, over the samples that both have.
 
     Returns:
@@ -186,13 +186,13 @@ def answers_left(rows: Mapping[str, Row], others: Mapping[str, Row], names: Sequ
 
     `others` leave `rows`; both are rows by sample id, and `names` the ids of samples that both have.
     """
-    from kvbench.metrics.fidelity import divergence
+    from kvbench.metrics.fidelity import first_difference
 
     parts = []
     for name in names:
         tokens = rows[name].get("tokens") or [], others[name].get("tokens") or []
         if tokens[0] or tokens[1]:
-            place = divergence(*tokens)
+            place = first_difference(*tokens)
             parts.append({"at": place.first, "compared": place.compared})
     return departure(parts)
 

@@ -25,7 +25,7 @@ def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
     for name, run in zip(names, runs, strict=True):
         pair = (run.get("mean") or {}).get("vs_fp16")
         if run["status"] == "ok" and pair and pair["n"]:
-            losses.append((pair["diff"], f"{name} {effect(pair, run['mean'].get('score'))}{memory(run)}"))
+            losses.append((pair["diff"], f"{name} {effect(pair, run['mean'].get('score'))}{memory_finding(run)}"))
     return [line for _, line in sorted(losses, key=lambda loss: loss[0])] if len(losses) <= MOST else []
 
 
@@ -60,7 +60,7 @@ def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
     return f"shows no clear difference from fp16 ({points:+.1f} points in {samples}; 95 %: {low:+.1f} to {high:+.1f})"
 
 
-def memory(run: Mapping[str, Any]) -> str:
+def memory_finding(run: Mapping[str, Any]) -> str:
     """Put the memory saved into words: `` at 4.0x less memory for keys and values``; empty if it is unknown.
 
     The text begins with a space, to follow :func:`effect`.

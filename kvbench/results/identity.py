@@ -78,7 +78,7 @@ def identity(
     elif weights is None:
         model["revision"] = None  # random weights of a preset's architecture, whatever commit the preset pins
     elif not str(config["model"].get("path")).startswith("kvbench:"):
-        model["description"] = _described(weights)
+        model["description"] = _definition_digest(weights)
     method = {
         key: value
         for key, value in config["method"].items()
@@ -106,7 +106,7 @@ def _neutral(method: Mapping[str, Any], key: str) -> bool:
     return any(name in _LATER and method[key] == _LATER[name] for name in names)
 
 
-def _described(folder: Path) -> str:
+def _definition_digest(folder: Path) -> str:
     """Return a digest of the files that define a model with random weights: its config.json and its tokenizer."""
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json", "tokenizer.model"):
@@ -117,7 +117,7 @@ def _described(folder: Path) -> str:
 
 def run_id(material: Mapping[str, Any]) -> str:
     """Hash the result of :func:`identity` to a run id, ``<setting>-<method>``: two hashes of ten hexadecimal digits."""
-    return f"{_digest(material['setting'])}-{_digest(material['method'])}"
+    return f"{_material_digest(material['setting'])}-{_material_digest(material['method'])}"
 
 
 def is_baseline(config: Mapping[str, Any]) -> bool:
@@ -181,18 +181,18 @@ def method_name(config: Mapping[str, Any]) -> str:
 
 def content_digest(content: Any) -> str:
     """Hash JSON data to ten hexadecimal digits, independently of the order of keys."""
-    return _digest(content)
+    return _material_digest(content)
 
 
-def _digest(material: Any) -> str:
+def _material_digest(material: Any) -> str:
     return hashlib.sha256(_canonical(material).encode()).hexdigest()[:_HASH_CHARS]
 
 
 def _canonical(material: Any) -> str:
-    return json.dumps(material, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=_plain)
+    return json.dumps(material, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=_plain_material)
 
 
-def _plain(value: Any) -> Any:
+def _plain_material(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, (set, frozenset)):

@@ -118,25 +118,25 @@ def break_even(line: Line, fp16: Line) -> float | None:
     return max(0.0, (line.intercept - fp16.intercept) / (fp16.slope - line.slope))
 
 
-def record(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def fit_record(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Fit the lines that `metrics.json` stores under ``inter_token``, by batch size (as text); only ``scores`` is read.
 
     Batch sizes with fewer than two prompt lengths are left out.
     """
-    fits = {batch: fit(points) for batch, points in sorted(_points(metrics).items())}
+    fits = {batch: fit(points) for batch, points in sorted(_length_points(metrics).items())}
     return {str(batch): _keys(line) for batch, line in fits.items() if line is not None}
 
 
-def lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+def fit_lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """Fit a line for each batch size, for the run and for fp16, with the length beyond which the run is faster.
 
-    The figures are those of :func:`record`. If fp16, whose times are computed from the run's and the ratios under
+    The figures are those of :func:`fit_record`. If fp16, whose times are computed from the run's and the ratios under
     ``vs_fp16``, was measured at two or more of these lengths, there are also ``fp16_slope_s``, ``fp16_intercept_s`` and
     ``break_even`` (:func:`break_even`).
     """
-    base = _points(metrics, fp16=True)
+    base = _length_points(metrics, fp16=True)
     fits: dict[int, dict[str, Any]] = {}
-    for batch, points in sorted(_points(metrics).items()):
+    for batch, points in sorted(_length_points(metrics).items()):
         line, fp16 = fit(points), fit(base.get(batch, []))
         if line is None:
             continue
@@ -147,7 +147,7 @@ def lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     return fits
 
 
-def _points(metrics: Mapping[str, Any], *, fp16: bool = False) -> dict[int, list[tuple[float, float]]]:
+def _length_points(metrics: Mapping[str, Any], *, fp16: bool = False) -> dict[int, list[tuple[float, float]]]:
     """Return the (length, median TPOT) of a run's points by batch size, or fp16's at the same points."""
     points: dict[int, list[tuple[float, float]]] = {}
     for prompt, batch, figures in each(metrics):
@@ -165,13 +165,13 @@ def _keys(line: Line) -> dict[str, Any]:
     return {"slope_s": line.slope, "intercept_s": line.intercept, "lengths": line.lengths}
 
 
-def described(metrics: Mapping[str, Any]) -> list[str]:
+def describe_fits(metrics: Mapping[str, Any]) -> list[str]:
     """Put the fitted lines of a run into words, one sentence per batch size, for the notes below a table.
 
     A sentence gives the slope, the intercept and, if fp16 was measured too, the break-even length.
     """
     texts = []
-    for batch, figures in lines(metrics).items():
+    for batch, figures in fit_lines(metrics).items():
         text = (
             f"inter-token time, batch {batch}: {1e3 * figures['intercept_s']:.3g} ms + {1e9 * figures['slope_s']:.3g}"
             f" ns per token of length (fit over {figures['lengths']} lengths)"

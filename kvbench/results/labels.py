@@ -15,7 +15,7 @@ UNSAID = ("_target_", "takes", "preset")
 SHOWN = ("layers",)
 
 
-def named(run: Metrics) -> str:
+def run_label(run: Metrics) -> str:
     """Return a run's label, and the storage dtype if it is not the model's usual one: ``kivi int2 dtype=float32``.
 
     Only ``label`` and ``env`` of `metrics.json` are read. Versions that record no usual dtype had float32 where
@@ -37,24 +37,26 @@ def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
     alike: dict[str, list[dict[str, Any]]] = {}
     settings = [{key: value for key, value in _settings(run).items() if key not in beside} for run in runs]
     for run, mine in zip(runs, settings, strict=True):
-        alike.setdefault(named(run), []).append(mine)
+        alike.setdefault(run_label(run), []).append(mine)
     differing = {}
     for label, group in alike.items():  # one that differs from any other differs from the first, or the first does
         keys = dict.fromkeys(key for one in group for key in one)
         differing[label] = {key for key in keys if any(one.get(key) != group[0].get(key) for one in group)}
     names = []
     for run, mine in zip(runs, settings, strict=True):
-        label = named(run)
-        settings_shown = [f"{key.rsplit('.', 1)[-1]}={_typed(mine[key])}" for key in mine if key in differing[label]]
+        label = run_label(run)
+        settings_shown = [
+            f"{key.rsplit('.', 1)[-1]}={_typed_value(mine[key])}" for key in mine if key in differing[label]
+        ]
         names.append(printable(" ".join([label, *settings_shown])))
     return names
 
 
-def _typed(value: Any) -> str:
+def _typed_value(value: Any) -> str:
     """Return the value of a setting as it is typed on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"[{','.join(map(_typed, value))}]" if isinstance(value, (list, tuple)) else str(value)
+    return f"[{','.join(map(_typed_value, value))}]" if isinstance(value, (list, tuple)) else str(value)
 
 
 def _settings(run: Metrics) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     """Return the CPU time in seconds that other processes have used so far, from /proc; 0 for what cannot be read."""
     ticks = 0.0
     for pid in pids:
-        fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+        fields = _text_or_empty(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
         ticks += sum(map(float, fields[11:13]))  # utime and stime
     return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
@@ -118,7 +118,7 @@ def _mhz() -> float | None:
     for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
         clocks += [kilohertz / 1000 for kilohertz in _numbers(path, "")]
     if not clocks:
-        text = _text(Path("/proc/cpuinfo"))
+        text = _text_or_empty(Path("/proc/cpuinfo"))
         texts = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("cpu MHz")]
         clocks = [float(number) for number in texts if number.replace(".", "").isdigit()]
     return round(sum(clocks) / len(clocks)) if clocks else None
@@ -126,13 +126,13 @@ def _mhz() -> float | None:
 
 def _numbers(path: Path, beginning: str) -> list[float]:
     """Return the numbers after `beginning` in the first line of a file that begins with it."""
-    for line in _text(path).splitlines():
+    for line in _text_or_empty(path).splitlines():
         if line.startswith(beginning):
             return [float(word) for word in line.removeprefix(beginning).split() if word.replace(".", "").isdigit()]
     return []
 
 
-def _text(path: Path) -> str:
+def _text_or_empty(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvbench.results.code import shown
-from kvbench.results.inter_token import described
+from kvbench.results.code import older_code_remark
+from kvbench.results.inter_token import describe_fits
 from kvbench.results.labels import labels
 from kvbench.results.load import busyness
 from kvbench.results.points import each, has_points
@@ -77,7 +77,7 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
             "TTFT, TPOT: '-' means that only the warm-up batch ran, which does not count;"
             " increase dataset.limit or reduce runtime.batch_size"
         )
-    lines += _shared(runs)
+    lines += _shared_prefill_note(runs)
     lines += _dtypes(runs)
     lines += _doubts(runs)
     truncated = {run["samples"]["truncated"] for run in runs} - {0}
@@ -134,8 +134,9 @@ def _doubts(runs: Sequence[Metrics]) -> list[str]:
                 "the samples were made by different versions of the code (use report --show for details)", []
             ).append(name)
         if run.get("older"):
-            older = f"{run['older']['samples']} of {run['samples']['done']} samples, {shown(run['older']['parts'])}"
-            doubts.setdefault(f"{older}; set runtime.rerun=true to repeat them", []).append(name)
+            older = f"{run['older']['samples']} of {run['samples']['done']} samples"
+            remark = older_code_remark(run["older"]["parts"])
+            doubts.setdefault(f"{older}, {remark}; set runtime.rerun=true to repeat them", []).append(name)
         if run.get("baseline_differs"):
             parts = ", ".join(run["baseline_differs"])
             doubts.setdefault(f"the fp16 run that it is compared with was made by different code: {parts}", []).append(
@@ -171,7 +172,7 @@ def _dtypes(runs: Sequence[Metrics]) -> list[str]:
     return lines + [f"{_some(own)}: {text}" for text, own in slower.items()]
 
 
-def _shared(runs: Sequence[Metrics]) -> list[str]:
+def _shared_prefill_note(runs: Sequence[Metrics]) -> list[str]:
     """Return a note that names the runs with times to the first token that contain a shared prefill."""
     names = [name for run, name in zip(runs, labels(runs), strict=True) if (run.get("ttft_s") or {}).get("shared")]
     if not names:
@@ -188,7 +189,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _of_points(runs: Sequence[Metrics]) -> list[str]:
     """Return the notes for a table of points, including the linear fits of inter-token time over length."""
-    fits = [f"{name}: {text}" for run, name in zip(runs, labels(runs), strict=True) for text in described(run)]
+    fits = [f"{name}: {text}" for run, name in zip(runs, labels(runs), strict=True) for text in describe_fits(run)]
     points = [figures for run in runs for _, _, figures in each(run)]
     lines = [NOTE, *fits]
     if any(figures.get("round_times") for figures in points):

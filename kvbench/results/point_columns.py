@@ -21,7 +21,7 @@ class PointLine:
         name: name of the run; empty if the line above has the same name.
         point: figures at this prompt length and batch size; None if the run has none at all.
         fit: line fitted to the inter-token time over length at this batch size, an entry of
-            :func:`kvbench.results.inter_token.lines`; None if the run has points of only one length.
+            :func:`kvbench.results.inter_token.fit_lines`; None if the run has points of only one length.
     """
 
     name: str
@@ -41,7 +41,7 @@ def _value(read: Callable[[Point], Any]) -> Callable[[PointLine], Any]:
     return lambda line: None if line.point is None else read(line.point)
 
 
-def _plain(*names: str) -> dict[str, Callable[[PointLine], Any]]:
+def _attribute_columns(*names: str) -> dict[str, Callable[[PointLine], Any]]:
     """Return CSV columns for attributes of a point: the heading is the attribute's name."""
     return {name: _value(attrgetter(name)) for name in names}
 
@@ -112,14 +112,14 @@ def _break_even(line: PointLine) -> Cell:
     return Cell("never" if length is None else f"{length:,.0f}" if length else "any length")
 
 
-def _speed_up(line: PointLine) -> float | None:
+def _line_speed_up(line: PointLine) -> float | None:
     """Return S, the same-work ratio: fp16's TPOT divided by this one; None without fp16's."""
     ratio = None if line.point is None else (line.point.vs_fp16 or {}).get("tpot_s")
     return 1 / ratio if ratio else None
 
 
 def _same_work(line: PointLine) -> Cell:
-    ratio = _speed_up(line)
+    ratio = _line_speed_up(line)
     return Cell("-" if ratio is None else f"{ratio:.2f}")
 
 
@@ -137,7 +137,7 @@ def _has_energy(lines: Sequence[PointLine]) -> bool:
 
 
 def _has_same_work(lines: Sequence[PointLine]) -> bool:
-    return any(_speed_up(line) is not None for line in lines)
+    return any(_line_speed_up(line) is not None for line in lines)
 
 
 def _has_lines(lines: Sequence[PointLine]) -> bool:
@@ -173,9 +173,9 @@ POINT_COLUMNS: list[Column[PointLine]] = [
         "batch",
         "sequences",
         lambda line: Cell(str(line.batch) if line.point else "-"),
-        {"batch": lambda line: line.batch} | _plain("status"),
+        {"batch": lambda line: line.batch} | _attribute_columns("status"),
     ),
-    Column("TTFT", "seconds", _point_ttft, _plain("ttft_s", "search_s", "prefill_s", "first_step_s")),
+    Column("TTFT", "seconds", _point_ttft, _attribute_columns("ttft_s", "search_s", "prefill_s", "first_step_s")),
     Column(
         "TPOT",
         "seconds",
@@ -183,12 +183,17 @@ POINT_COLUMNS: list[Column[PointLine]] = [
         _inner("tpot_s", {f"tpot_{name}_s": name for name in ("median", "mean", "p10", "p90", "p99")}),
     ),
     Column("p90", "seconds", _figure(_point_gaps), _inner("itl_s", {f"itl_{p}_s": p for p in ("p50", "p90", "p99")})),
-    Column("read", "bytes per step", _figure(_point_read), _plain("read_bytes", "GB_s", "read_share", "over_roof")),
+    Column(
+        "read",
+        "bytes per step",
+        _figure(_point_read),
+        _attribute_columns("read_bytes", "GB_s", "read_share", "over_roof"),
+    ),
     Column(
         "S",
         "fp16's TPOT divided by this one, at the same work",
         _same_work,
-        {"S": _speed_up},
+        {"S": _line_speed_up},
         present=_has_same_work,
     ),
     Column(
@@ -205,20 +210,20 @@ POINT_COLUMNS: list[Column[PointLine]] = [
         {"break_even_tokens": _fitted("break_even")},
         present=_has_break_even,
     ),
-    Column("tokens/s", "tokens per second", _figure(_point_tokens), _plain("tokens_per_s")),
-    Column("peaks", "bytes", csv=_plain("peak_prefill", "peak_decode", "weights")),
+    Column("tokens/s", "tokens per second", _figure(_point_tokens), _attribute_columns("tokens_per_s")),
+    Column("peaks", "bytes", csv=_attribute_columns("peak_prefill", "peak_decode", "weights")),
     Column(
         "KV",
         "bytes",
         _figure(
             lambda point: Cell(size(point.kv_used), "" if point.kv_ratio is None else f"{point.kv_ratio:.2f}x less")
         ),
-        _plain("kv_used", "kv_reserved", "kv_ratio", "kv_ratio_reserved"),
+        _attribute_columns("kv_used", "kv_reserved", "kv_ratio", "kv_ratio_reserved"),
     ),
     Column(
         "compression",
         "ratio by the formats; by all memory beyond the weights",
-        csv=_plain("r_nom", "r_alloc"),
+        csv=_attribute_columns("r_nom", "r_alloc"),
     ),
     Column("J/token", "joules per token, whole board", _point_energy, {"J_per_token": _joules}, present=_has_energy),
     Column(
@@ -229,14 +234,14 @@ POINT_COLUMNS: list[Column[PointLine]] = [
                 size(point.peak_decode), "" if point.over_used is None else f"{point.over_used:.3f} of both"
             )
         ),
-        _plain("over_used", "over_reserved", "capture_s"),
+        _attribute_columns("over_used", "over_reserved", "capture_s"),
     ),
     Column(
         "steps",
         cell=_figure(lambda point: Cell(str(point.stepping).split(" (", 1)[0])),
-        csv=_plain("stepping")
+        csv=_attribute_columns("stepping")
         | _inner("speculation", {n: n for n in ("rounds", "drafted", "accepted")})
-        | _plain("forced", "path"),
+        | _attribute_columns("forced", "path"),
     ),
     Column(
         "round",
@@ -258,5 +263,5 @@ POINT_COLUMNS: list[Column[PointLine]] = [
         "ratio",
         csv=_inner("vs_fp16", {f"{n}_vs_fp16": n for n in ("ttft_s", "tpot_s", "tokens_per_s", "peak_decode")}),
     ),
-    Column("asked", "bytes", csv=_plain("bytes_asked")),
+    Column("asked", "bytes", csv=_attribute_columns("bytes_asked")),
 ]

@@ -17,7 +17,7 @@ from kvbench.errors import DataError
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredPoint:
     """Time and memory of one setting, measured at one prompt length and batch size.
 
     Times are in seconds and sizes in bytes. Figures that were not measured are None. :func:`from_record` describes the
@@ -63,8 +63,8 @@ def from_record(
     setting: str,
     limit_gb: float | None,
     how: str,
-) -> Point:
-    """Convert a measured point from a result file to a :class:`Point`, whatever version of kvbench wrote it.
+) -> MeasuredPoint:
+    """Convert a measured point from a result file to a :class:`MeasuredPoint`, whatever version of kvbench wrote it.
 
     Before version 2, some keys of `record` were different: ``context`` (now ``prompt``), ``steps`` (``new_tokens``
     minus one), ``kv`` (``kv_used.total``) and ``peak_decode`` (``peak.decode``).
@@ -81,9 +81,9 @@ def from_record(
     new_tokens = record.get("new_tokens", record.get("steps", 0) + 1)
     start = (model, device, setting, prompt, record["batch"], new_tokens, limit_gb, record["status"])
     if record["status"] != "ok":
-        return Point(*start, how=how)
+        return MeasuredPoint(*start, how=how)
     peak, predicted, itl = (record.get(key) or {} for key in ("peak", "predicted", "itl_s"))
-    return Point(
+    return MeasuredPoint(
         *start,
         ttft_s=record.get("ttft_s"),
         tpot_s=record["tpot_s"]["median"],
@@ -114,7 +114,7 @@ def circumstances(dtype: str | None, compiled: bool, fill: str | None) -> str:
     return ", ".join(filter(None, parts))
 
 
-def bench_points(path: Path) -> Iterator[Point]:
+def bench_points(path: Path) -> Iterator[MeasuredPoint]:
     """Read the points that ``kvbench.bench tpot`` or ``kvbench.bench memory`` measured from their JSON file.
 
     Points that neither were measured nor ran out of memory are left out. A file of another command of ``kvbench.bench``

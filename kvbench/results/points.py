@@ -46,7 +46,7 @@ _COPIED = (
 )
 
 
-def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> Figures | None:
+def summarize_points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> Figures | None:
     """Summarize the points of one prompt length: the batch sizes that fitted, the throughput, and ratios to fp16.
 
     `group` has one row per batch size. `baseline` are rows of the fp16 run with the same model on the same machine, by
@@ -72,7 +72,7 @@ def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> F
     figures["max_batch_vs_fp16"] = _ratio(figures["max_batch"], fp16["max_batch"]) if ended else None
     figures["tokens_per_s_vs_fp16"] = _ratio(figures["tokens_per_s"], fp16["tokens_per_s"])
     shown = [batch for batch, row in sorted(rows.items()) if row["status"] == "ok" or batch == figures["oom_batch"]]
-    figures["batches"] = {str(batch): _figures(rows[batch], others[batch]) for batch in shown}
+    figures["batches"] = {str(batch): _point_ratios(rows[batch], others[batch]) for batch in shown}
     return figures
 
 
@@ -119,7 +119,7 @@ def _limits(rows: Mapping[int, Row]) -> Figures:
     }
 
 
-def _figures(row: Row, other: Row | None) -> Figures:
+def _point_ratios(row: Row, other: Row | None) -> Figures:
     point = row[MEASURED]["point"]
     figures = {key: point[key] for key in _COPIED if key in point}
     if row["status"] == "ok":

@@ -13,7 +13,7 @@ from kvbench.results.record import Config, Metrics, Samples
 from kvbench.results.record_cost import KvBytes, Parts, PeakBytes, Tpot, Ttft
 from kvbench.results.record_scores import Mean
 from kvbench.results.store import DONE
-from kvbench.results.typed import plain
+from kvbench.results.typed import plain_tree
 
 Run = Mapping[str, Any]
 
@@ -70,7 +70,7 @@ def failed(config: Mapping[str, Any], message: str) -> dict[str, Any]:
         tokens_per_s=None,
         error=message,
     )
-    content: dict[str, Any] = plain(run, complete=True)
+    content: dict[str, Any] = plain_tree(run, complete=True)
     return content
 
 

@@ -18,7 +18,7 @@ from kvbench.results.record_cost import InterToken, KvBytes, PeakBytes, Speculat
 from kvbench.results.record_cost import Parts as Parts
 from kvbench.results.record_machine import Env, Failure, Oom
 from kvbench.results.record_scores import Mean, Score
-from kvbench.results.typed import ShapeError, key
+from kvbench.results.typed import ShapeError, typed_key
 
 #: incremented when keys of metrics.json are added or change their meaning. Since version 2, rows record the code that
 #: made them; since version 3, a run of points has the line of inter-token time over length; since
@@ -42,20 +42,20 @@ class Config:
     model: str | None
     method: dict[str, Any]
     quantizer: str | None = None
-    formats: dict[str, Any] = key("packed formats of keys and values; empty if nothing is packed", factory=dict)
+    formats: dict[str, Any] = typed_key("packed formats of keys and values; empty if nothing is packed", factory=dict)
     dataset: str | None
     decoding: dict[str, Any]
     seed: int | None
-    batch_size: int = key(default=1, minimum=1)
-    weights: str | None = key(optional=True)
+    batch_size: int = typed_key(default=1, minimum=1)
+    weights: str | None = typed_key(optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTokens:
     """Mean and maximum length of the prompts in tokens."""
 
-    mean: float | None = key(default=None, minimum=0)
-    max: int | None = key(default=None, minimum=0)
+    mean: float | None = typed_key(default=None, minimum=0)
+    max: int | None = typed_key(default=None, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +66,13 @@ class Samples:
     stored results that no figure includes, because the number of samples was reduced after they were made.
     """
 
-    requested: int | None = key(minimum=0)
-    done: int = key(minimum=0)
-    truncated: int = key(default=0, minimum=0)
-    left_out: list[str] = key("ids of stored rows that no figure includes (after a limit was reduced)", factory=list)
-    prompt_tokens: PromptTokens = key(factory=PromptTokens)
+    requested: int | None = typed_key(minimum=0)
+    done: int = typed_key(minimum=0)
+    truncated: int = typed_key(default=0, minimum=0)
+    left_out: list[str] = typed_key(
+        "ids of stored rows that no figure includes (after a limit was reduced)", factory=list
+    )
+    prompt_tokens: PromptTokens = typed_key(factory=PromptTokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +108,8 @@ class Older:
     The name is ``unknown`` if the samples do not record their code.
     """
 
-    samples: int = key(minimum=0)
-    parts: list[str] = key("parts of the code that have changed since; 'unknown' if the rows do not record it")
+    samples: int = typed_key(minimum=0)
+    parts: list[str] = typed_key("parts of the code that have changed since; 'unknown' if the rows do not record it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,48 +141,48 @@ class Metrics:
     """
 
     schema_version: int = SCHEMA_VERSION
-    run_id: str | None = key(pattern="^[0-9a-f]{10}-[0-9a-f]{10}$")
+    run_id: str | None = typed_key(pattern="^[0-9a-f]{10}-[0-9a-f]{10}$")
     status: Status
     label: str
     config: Config
-    data: dict[str, Any] | None = key(
+    data: dict[str, Any] | None = typed_key(
         "identity (checksums) and notes (scorers' back ends) of the data set", default=None
     )
-    code: dict[str, int] = key("digest of the code (or unknown) -> samples that it made", factory=dict, minimum=1)
-    sources: dict[str, dict[str, str | None]] = key("digest of the code -> digests of its parts", factory=dict)
-    older: Older | None = key("samples made by other code than that of the last command", default=None)
+    code: dict[str, int] = typed_key("digest of the code (or unknown) -> samples that it made", factory=dict, minimum=1)
+    sources: dict[str, dict[str, str | None]] = typed_key("digest of the code -> digests of its parts", factory=dict)
+    older: Older | None = typed_key("samples made by other code than that of the last command", default=None)
     samples: Samples
-    scores: dict[str, Score] = key(keys="^[^@]+(@[0-9][0-9k+-]*)?$")
-    mean: Mean = key("unweighted mean over the keys of scores")
-    baseline: str | None = key("id of the fp16 run that differences refer to", default=None)
-    baseline_differs: list[str] = key("parts of the code in which the fp16 run's rows differ", factory=list)
+    scores: dict[str, Score] = typed_key(keys="^[^@]+(@[0-9][0-9k+-]*)?$")
+    mean: Mean = typed_key("unweighted mean over the keys of scores")
+    baseline: str | None = typed_key("id of the fp16 run that differences refer to", default=None)
+    baseline_differs: list[str] = typed_key("parts of the code in which the fp16 run's rows differ", factory=list)
     kv_bytes: KvBytes
     peak_bytes: PeakBytes
     ttft_s: Ttft
     tpot_s: Tpot
-    tokens_per_s: float | None = key(minimum=0)
-    timings: dict[str, Times] = key("per device", factory=dict)
-    attention: Attention = key(factory=Attention)
+    tokens_per_s: float | None = typed_key(minimum=0)
+    timings: dict[str, Times] = typed_key("per device", factory=dict)
+    attention: Attention = typed_key(factory=Attention)
     speculation: Speculation | None = None
     oom: Oom | None = None
-    errors: list[Failure] = key(factory=list)
+    errors: list[Failure] = typed_key(factory=list)
     error: str | None = None
-    env: Env = key(factory=Env)
+    env: Env = typed_key(factory=Env)
     untouched: Untouched | None = None
-    inter_token: dict[str, InterToken] = key(
+    inter_token: dict[str, InterToken] = typed_key(
         "batch size -> line of inter-token time over length, where points have two or more lengths",
         factory=dict,
         keys="^[0-9]+$",
     )
 
 
-def read(content: Any) -> Metrics:
+def read_metrics(content: Any) -> Metrics:
     """Validate the parsed content of a `metrics.json`, from any version of kvbench, and convert it to :class:`Metrics`.
 
     Raises:
         ShapeError: `content` is not valid; the message names the key.
     """
-    metrics = typed.read(Metrics, content)
+    metrics = typed.read_typed(Metrics, content)
     for name, entry in metrics.scores.items():
         if entry.points is None:
             continue
@@ -202,37 +204,37 @@ def read(content: Any) -> Metrics:
 def checked(content: Mapping[str, Any]) -> dict[str, Any]:
     """Validate the content of a `metrics.json` that is to be written; return it with its keys in a fixed order.
 
-    Unlike :func:`read`, this rejects unknown keys. The order is that of :class:`Metrics`.
+    Unlike :func:`read_metrics`, this rejects unknown keys. The order is that of :class:`Metrics`.
 
     Raises:
         ShapeError: a key is unknown, a required key is missing, or a value has the wrong type.
     """
-    written: dict[str, Any] = typed.plain(typed.read(Metrics, content, strict=True))
+    written: dict[str, Any] = typed.plain_tree(typed.read_typed(Metrics, content, strict=True))
     return written
 
 
-def filled(content: Any) -> dict[str, Any]:
+def fill_defaults(content: Any) -> dict[str, Any]:
     """Return the parsed content of a `metrics.json` as a dict that has every key, missing ones with their defaults.
 
     Raises:
         ShapeError: `content` is not valid; the message names the key.
     """
-    complete: dict[str, Any] = typed.plain(read(content), complete=True)
+    complete: dict[str, Any] = typed.plain_tree(read_metrics(content), complete=True)
     return complete
 
 
 def problem(content: Any) -> str | None:
     """Say what is wrong with the parsed content of a `metrics.json`: ``mean.score is missing``; None if it is valid."""
     try:
-        read(content)
+        read_metrics(content)
     except ShapeError as error:
         return str(error)
     return None
 
 
-def schema() -> dict[str, Any]:
+def metrics_schema() -> dict[str, Any]:
     """Return the JSON schema of the `metrics.json` files that this version of kvbench writes."""
-    written = typed.schema(Metrics, "metrics.json of a kvbench run")
+    written = typed.typed_schema(Metrics, "metrics.json of a kvbench run")
     written["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     conditions = (
         ("oom", {"oom": {"type": "object"}}),
@@ -247,8 +249,8 @@ def schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """Return the JSON schema of `metrics.json` (:func:`schema`) as the text of the file `metrics.schema.json`."""
-    return json.dumps(schema(), indent=1) + "\n"
+    """Return the JSON schema of `metrics.json` (:func:`metrics_schema`) as the text of `metrics.schema.json`."""
+    return json.dumps(metrics_schema(), indent=1) + "\n"
 
 
 if __name__ == "__main__":

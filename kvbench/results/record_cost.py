@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvbench.results.record_scores import RoundTimes
-from kvbench.results.typed import key
+from kvbench.results.typed import typed_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +20,12 @@ class Parts:
         state: states of fixed size of a hybrid model's layers without attention.
     """
 
-    total: int | None = key(default=None, minimum=0)
-    codes: int | None = key(default=None, minimum=0)
-    scales: int | None = key(default=None, minimum=0)
-    window: int | None = key(default=None, minimum=0)
-    index: int | None = key(default=None, minimum=0)
-    state: int | None = key(default=None, minimum=0)
+    total: int | None = typed_key(default=None, minimum=0)
+    codes: int | None = typed_key(default=None, minimum=0)
+    scales: int | None = typed_key(default=None, minimum=0)
+    window: int | None = typed_key(default=None, minimum=0)
+    index: int | None = typed_key(default=None, minimum=0)
+    state: int | None = typed_key(default=None, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class KvBytes:
 
     used: Parts
     reserved: Parts
-    fp16_equivalent: int | None = key(default=None, minimum=0)
-    ratio: float | None = key(
+    fp16_equivalent: int | None = typed_key(default=None, minimum=0)
+    ratio: float | None = typed_key(
         "bytes that method=fp16 needs for the same tokens, divided by those used", default=None, minimum=0
     )
 
@@ -56,11 +56,11 @@ class PeakBytes:
     of live tensors on a CPU. `rss` is the peak of the process's resident memory.
     """
 
-    prefill: int | None = key(default=None, minimum=0)
-    decode: int | None = key(default=None, minimum=0)
+    prefill: int | None = typed_key(default=None, minimum=0)
+    decode: int | None = typed_key(default=None, minimum=0)
     kind: Literal["cuda_allocator", "cpu_live_tensors"] | None = None
-    rss: int | None = key(default=None, minimum=0)
-    n: int | None = key(default=0, minimum=0)
+    rss: int | None = typed_key(default=None, minimum=0)
+    n: int | None = typed_key(default=0, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +71,9 @@ class Ttft:
     time is that of the shared prefill and of the method's own placing.
     """
 
-    median: float | None = key(default=None, minimum=0)
-    n: int = key(default=1, minimum=0)
-    shared: int = key(default=0, minimum=0)
+    median: float | None = typed_key(default=None, minimum=0)
+    n: int = typed_key(default=1, minimum=0)
+    shared: int = typed_key(default=0, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +84,10 @@ class Tpot:
     these first steps.
     """
 
-    median: float | None = key(default=None, minimum=0)
-    p99: float | None = key(default=None, minimum=0)
-    first_step: float | None = key(default=None, minimum=0)
-    n: int | None = key(default=0, minimum=0)
+    median: float | None = typed_key(default=None, minimum=0)
+    p99: float | None = typed_key(default=None, minimum=0)
+    first_step: float | None = typed_key(default=None, minimum=0)
+    n: int | None = typed_key(default=0, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ class Times:
 
     ttft_s: Ttft
     tpot_s: Tpot
-    tokens_per_s: float | None = key(minimum=0)
-    n: int | None = key(default=0, minimum=0)
+    tokens_per_s: float | None = typed_key(minimum=0)
+    n: int | None = typed_key(default=0, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +107,9 @@ class InterToken:
     ``length`` is the number of tokens in the cache; ``lengths`` is the number of different prompt lengths in the fit.
     """
 
-    slope_s: float = key("seconds per token of length")
-    intercept_s: float = key("seconds at length 0")
-    lengths: int = key("number of lengths that the line is fitted to", minimum=2)
+    slope_s: float = typed_key("seconds per token of length")
+    intercept_s: float = typed_key("seconds at length 0")
+    lengths: int = typed_key("number of lengths that the line is fitted to", minimum=2)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.results.typed import key
+from kvbench.results.typed import typed_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Change:
 class SameTop:
     """Share of the positions at which both caches find the same token most probable, with its interval."""
 
-    share: float = key(minimum=0, maximum=1)
+    share: float = typed_key(minimum=0, maximum=1)
     low: float | None = None
     high: float | None = None
 
@@ -63,9 +63,9 @@ class SameTop:
 class Bin:
     """Figures of the positions whose index, the number of tokens since the exact prefill, is in a range."""
 
-    first: int = key(minimum=0)
-    last: int = key(minimum=0)
-    n: int = key(minimum=1)
+    first: int = typed_key(minimum=0)
+    last: int = typed_key(minimum=0)
+    n: int = typed_key(minimum=1)
     kld_mean: float
     kld_max: float
     same_top: float
@@ -93,8 +93,8 @@ class Departure:
             second, at that index, in nats; a small gap is a near-tie, which rounding can decide.
     """
 
-    n: int = key(minimum=1)
-    never: float = key(minimum=0, maximum=1)
+    n: int = typed_key(minimum=1)
+    never: float = typed_key(minimum=0, maximum=1)
     median: float | None = None
     compared: float
     gap: float | None = None
@@ -110,8 +110,8 @@ class Layers:
 
     own: list[float]
     total: list[float]
-    worst: int = key(minimum=0)
-    n: int = key(minimum=1)
+    worst: int = typed_key(minimum=0)
+    n: int = typed_key(minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +125,10 @@ class Source:
     kind: Literal["stored", "live"]
     device: str | None = None
     dtype: str | None = None
-    arithmetic: str | None = key(optional=True)
-    batch_rows: int | None = key(default=None, minimum=1)
-    compile: bool | None = key(optional=True)
-    prefill_chunk: int | None = key(optional=True, minimum=1)
+    arithmetic: str | None = typed_key(optional=True)
+    batch_rows: int | None = typed_key(default=None, minimum=1)
+    compile: bool | None = typed_key(optional=True)
+    prefill_chunk: int | None = typed_key(optional=True, minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,10 +152,10 @@ class Fidelity:
     same_top: SameTop
     nll_base: float
     nll: float
-    positions: int = key(minimum=1)
-    prompts: int = key(minimum=1)
+    positions: int = typed_key(minimum=1)
+    prompts: int = typed_key(minimum=1)
     first_kld: float | None = None
-    bins: list[Bin] = key(factory=list)
+    bins: list[Bin] = typed_key(factory=list)
     growth: Growth | None = None
     left: Departure | None = None
     layers: Layers | None = None

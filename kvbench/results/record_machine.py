@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.results.typed import key
+from kvbench.results.typed import typed_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +20,12 @@ class Load:
         held_back: fraction of the time for which the container's CPU limit throttled it.
     """
 
-    cpus: int = key(minimum=1)
-    average: list[float | None] = key(factory=list, minItems=2, maxItems=2, minimum=0)
-    mhz: list[float | None] = key(factory=list, minItems=2, maxItems=2, minimum=0)
-    own_cpus: float = key(default=0.0, minimum=0)
-    other_cpus: float | None = key(default=None, minimum=0)
-    held_back: float | None = key(default=None, minimum=0)
+    cpus: int = typed_key(minimum=1)
+    average: list[float | None] = typed_key(factory=list, minItems=2, maxItems=2, minimum=0)
+    mhz: list[float | None] = typed_key(factory=list, minItems=2, maxItems=2, minimum=0)
+    own_cpus: float = typed_key(default=0.0, minimum=0)
+    other_cpus: float | None = typed_key(default=None, minimum=0)
+    held_back: float | None = typed_key(default=None, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,10 @@ class Weights:
     """
 
     source: Literal["rounded", "awq", "gptq"]
-    bits: int = key(minimum=1)
-    groups: list[int] = key(factory=list, minimum=1)
+    bits: int = typed_key(minimum=1)
+    groups: list[int] = typed_key(factory=list, minimum=1)
     head: bool
-    bytes: int = key(minimum=0)
+    bytes: int = typed_key(minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +58,11 @@ class Env:
     device: str | None = None
     device_name: str | None = None
     dtype: str | None = None
-    arithmetic: str | None = key(optional=True)
-    usual_dtype: str | None = key(optional=True)
-    slower: str | None = key(optional=True)
+    arithmetic: str | None = typed_key(optional=True)
+    usual_dtype: str | None = typed_key(optional=True)
+    slower: str | None = typed_key(optional=True)
     cpu: str | None = None
-    cpu_count: int | None = key(default=None, minimum=0)
+    cpu_count: int | None = typed_key(default=None, minimum=0)
     platform: str | None = None
     python: str | None = None
     kvbench: str | None = None
@@ -72,20 +72,20 @@ class Env:
     tokenizers: str | None = None
     numpy: str | None = None
     triton: str | None = None
-    devices: list[str] | None = key(optional=True)
-    layout: Literal["one device", "device_map", "tensor_parallel"] | None = key(optional=True)
-    weights: Weights | None = key(optional=True)
-    load: Load | None = key(optional=True)
+    devices: list[str] | None = typed_key(optional=True)
+    layout: Literal["one device", "device_map", "tensor_parallel"] | None = typed_key(optional=True)
+    weights: Weights | None = typed_key(optional=True)
+    load: Load | None = typed_key(optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Oom:
     """The allocation that failed for lack of memory: its size, the id of the running sample, and the code by part."""
 
-    bytes_asked: int | None = key(minimum=0)
+    bytes_asked: int | None = typed_key(minimum=0)
     sample: str | None = None
     message: str = ""
-    code: dict[str, str | None] | None = key("digests of the code that ran out of memory", optional=True)
+    code: dict[str, str | None] | None = typed_key("digests of the code that ran out of memory", optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvbench.results.record_fidelity import Fidelity
-from kvbench.results.typed import key
+from kvbench.results.typed import typed_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,10 +17,10 @@ class Pair:
     """
 
     diff: float
-    stderr: float | None = key(default=None, minimum=0)
-    n: int | None = key(default=None, minimum=1)
-    low: float | None = key("lower end of the 95 % interval", optional=True)
-    high: float | None = key("upper end of the 95 % interval", optional=True)
+    stderr: float | None = typed_key(default=None, minimum=0)
+    n: int | None = typed_key(default=None, minimum=1)
+    low: float | None = typed_key("lower end of the 95 % interval", optional=True)
+    high: float | None = typed_key("upper end of the 95 % interval", optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class Mean:
     """
 
     score: float | None
-    stderr: float | None = key(default=None, minimum=0)
-    n: int | None = key(default=0, minimum=0)
+    stderr: float | None = typed_key(default=None, minimum=0)
+    n: int | None = typed_key(default=0, minimum=0)
     vs_fp16: Pair | None = None
-    low: float | None = key("lower end of the 95 % interval", optional=True)
-    high: float | None = key("upper end of the 95 % interval", optional=True)
+    low: float | None = typed_key("lower end of the 95 % interval", optional=True)
+    high: float | None = typed_key("upper end of the 95 % interval", optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Variant:
     """Mean over the samples of a second score that the task's scorer computes, for example ``flexible`` of GSM8K."""
 
     score: float | None
-    stderr: float | None = key(default=None, minimum=0)
+    stderr: float | None = typed_key(default=None, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class Nll:
     """
 
     mean: float | None
-    stderr: float | None = key(default=None, minimum=0)
-    n: int | None = key(default=0, minimum=0)
+    stderr: float | None = typed_key(default=None, minimum=0)
+    n: int | None = typed_key(default=0, minimum=0)
     vs_fp16: Pair | None = None
 
 
@@ -73,13 +73,13 @@ class Perplexity:
         vs_fp16: difference of perplexities over the same spans; None without an fp16 run.
     """
 
-    ppl: float = key(exclusiveMinimum=0)
-    stderr: float | None = key(default=None, minimum=0)
+    ppl: float = typed_key(exclusiveMinimum=0)
+    stderr: float | None = typed_key(default=None, minimum=0)
     bits_per_byte: float | None = None
     mode: Literal["decode", "simulated", "fp16"] | None = None
-    prefill: int | None = key(default=None, minimum=0)
-    chunk: int | None = key(default=None, minimum=1)
-    windows: int | None = key(default=None, minimum=1)
+    prefill: int | None = typed_key(default=None, minimum=0)
+    chunk: int | None = typed_key(default=None, minimum=1)
+    windows: int | None = typed_key(default=None, minimum=1)
     vs_fp16: Pair | None = None
 
 
@@ -91,13 +91,13 @@ class PointTpot:
     steps.
     """
 
-    median: float | None = key(default=None, minimum=0)
-    mean: float | None = key(default=None, minimum=0)
-    p10: float | None = key(default=None, minimum=0)
-    p50: float | None = key(optional=True, minimum=0)
-    p90: float | None = key(default=None, minimum=0)
-    p99: float | None = key(default=None, minimum=0)
-    n: int | None = key(default=None, minimum=1)
+    median: float | None = typed_key(default=None, minimum=0)
+    mean: float | None = typed_key(default=None, minimum=0)
+    p10: float | None = typed_key(default=None, minimum=0)
+    p50: float | None = typed_key(optional=True, minimum=0)
+    p90: float | None = typed_key(default=None, minimum=0)
+    p99: float | None = typed_key(default=None, minimum=0)
+    n: int | None = typed_key(default=None, minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,15 +117,15 @@ class RoundTimes:
         why: shares that explain the difference between the last two, if it exceeds 5 %; else None.
     """
 
-    draft_s: float = key(minimum=0)
-    verify_s: float = key(minimum=0)
-    sampling_s: float = key(minimum=0)
-    flush_s: float = key(minimum=0)
-    acceptance: float = key(minimum=0, maximum=1)
-    tokens: float = key(minimum=0)
-    expected_tokens: float = key(minimum=0)
-    tpot_s: float = key(minimum=0)
-    expected_tpot_s: float = key(minimum=0)
+    draft_s: float = typed_key(minimum=0)
+    verify_s: float = typed_key(minimum=0)
+    sampling_s: float = typed_key(minimum=0)
+    flush_s: float = typed_key(minimum=0)
+    acceptance: float = typed_key(minimum=0, maximum=1)
+    tokens: float = typed_key(minimum=0)
+    expected_tokens: float = typed_key(minimum=0)
+    tpot_s: float = typed_key(minimum=0)
+    expected_tpot_s: float = typed_key(minimum=0)
     why: str | None = None
 
 
@@ -138,51 +138,57 @@ class Point:
     """
 
     status: Literal["ok", "oom"]
-    ttft_s: float | None = key(optional=True, minimum=0)
-    search_s: float | None = key(optional=True, minimum=0)
-    prefill_s: float | None = key(optional=True, minimum=0)
-    first_step_s: float | None = key(optional=True, minimum=0)
-    tpot_s: PointTpot | None = key(optional=True)
-    itl_s: dict[str, float] | None = key("percentiles of the time between two outputs", optional=True, minimum=0)
-    tokens_per_s: float | None = key(optional=True, minimum=0)
-    new_tokens: int | None = key(optional=True, minimum=2)
-    fill: str | None = key("random: random keys and values instead of a prompt's", optional=True)
-    capture_s: float | None = key(optional=True, minimum=0)
-    stepping: str | None = key(optional=True)
-    speculation: dict[str, int] | None = key("summed over the rows of the batch", optional=True, minimum=0)
-    forced: float | None = key(
+    ttft_s: float | None = typed_key(optional=True, minimum=0)
+    search_s: float | None = typed_key(optional=True, minimum=0)
+    prefill_s: float | None = typed_key(optional=True, minimum=0)
+    first_step_s: float | None = typed_key(optional=True, minimum=0)
+    tpot_s: PointTpot | None = typed_key(optional=True)
+    itl_s: dict[str, float] | None = typed_key("percentiles of the time between two outputs", optional=True, minimum=0)
+    tokens_per_s: float | None = typed_key(optional=True, minimum=0)
+    new_tokens: int | None = typed_key(optional=True, minimum=2)
+    fill: str | None = typed_key("random: random keys and values instead of a prompt's", optional=True)
+    capture_s: float | None = typed_key(optional=True, minimum=0)
+    stepping: str | None = typed_key(optional=True)
+    speculation: dict[str, int] | None = typed_key("summed over the rows of the batch", optional=True, minimum=0)
+    forced: float | None = typed_key(
         "probability with which drafts were accepted by chance, so that the text is meaningless", optional=True
     )
-    round_times: RoundTimes | None = key("times of a round by part, and what they predict", optional=True)
-    path: str | None = key(optional=True)
-    weights: int | None = key(optional=True, minimum=0)
-    over_used: float | None = key(optional=True, minimum=0)
-    over_reserved: float | None = key(optional=True, minimum=0)
-    predicted: dict[str, Any] | None = key("prediction of the roofline", optional=True)
-    read_bytes: int | None = key("bytes that a decode step must read", optional=True, minimum=0)
-    GB_s: float | None = key("bytes read per second", optional=True, minimum=0)
-    ceiling: dict[str, Any] | None = key(
+    round_times: RoundTimes | None = typed_key("times of a round by part, and what they predict", optional=True)
+    path: str | None = typed_key(optional=True)
+    weights: int | None = typed_key(optional=True, minimum=0)
+    over_used: float | None = typed_key(optional=True, minimum=0)
+    over_reserved: float | None = typed_key(optional=True, minimum=0)
+    predicted: dict[str, Any] | None = typed_key("prediction of the roofline", optional=True)
+    read_bytes: int | None = typed_key("bytes that a decode step must read", optional=True, minimum=0)
+    GB_s: float | None = typed_key("bytes read per second", optional=True, minimum=0)
+    ceiling: dict[str, Any] | None = typed_key(
         "maximum read rate of the device in GB/s, and whether it was measured or is a known value", optional=True
     )
-    read_share: float | None = key("read rate as a share of the ceiling", optional=True, minimum=0)
-    over_roof: float | None = key("TPOT divided by the roofline's", optional=True, minimum=0)
-    same: dict[str, int] | None = key(
+    read_share: float | None = typed_key("read rate as a share of the ceiling", optional=True, minimum=0)
+    over_roof: float | None = typed_key("TPOT divided by the roofline's", optional=True, minimum=0)
+    same: dict[str, int] | None = typed_key(
         "tokens of captured steps that are equal to those of eager steps", optional=True, minimum=0
     )
-    stock: dict[str, Any] | None = key("points of stock transformers, by cache", optional=True)
-    bytes_asked: int | None = key(optional=True, minimum=0)
-    phase: str | None = key(optional=True)
-    beyond: int | None = key(optional=True, minimum=1)
-    kv_used: int | None = key(optional=True, minimum=0)
-    kv_reserved: int | None = key(optional=True, minimum=0)
-    peak_prefill: int | None = key(optional=True, minimum=0)
-    peak_decode: int | None = key(optional=True, minimum=0)
-    kv_ratio: float | None = key("fp16's bytes of keys and values divided by those in use", optional=True, minimum=0)
-    kv_ratio_reserved: float | None = key("fp16's bytes divided by those of all buffers", optional=True, minimum=0)
-    r_nom: float | None = key("compression by the formats, without metadata and window", optional=True, minimum=0)
-    r_alloc: float | None = key("compression by all memory beyond the weights", optional=True, minimum=0)
-    energy: dict[str, Any] | None = key("joules per token by NVML, or the reason why there are none", optional=True)
-    vs_fp16: dict[str, float | None] | None = key(
+    stock: dict[str, Any] | None = typed_key("points of stock transformers, by cache", optional=True)
+    bytes_asked: int | None = typed_key(optional=True, minimum=0)
+    phase: str | None = typed_key(optional=True)
+    beyond: int | None = typed_key(optional=True, minimum=1)
+    kv_used: int | None = typed_key(optional=True, minimum=0)
+    kv_reserved: int | None = typed_key(optional=True, minimum=0)
+    peak_prefill: int | None = typed_key(optional=True, minimum=0)
+    peak_decode: int | None = typed_key(optional=True, minimum=0)
+    kv_ratio: float | None = typed_key(
+        "fp16's bytes of keys and values divided by those in use", optional=True, minimum=0
+    )
+    kv_ratio_reserved: float | None = typed_key(
+        "fp16's bytes divided by those of all buffers", optional=True, minimum=0
+    )
+    r_nom: float | None = typed_key("compression by the formats, without metadata and window", optional=True, minimum=0)
+    r_alloc: float | None = typed_key("compression by all memory beyond the weights", optional=True, minimum=0)
+    energy: dict[str, Any] | None = typed_key(
+        "joules per token by NVML, or the reason why there are none", optional=True
+    )
+    vs_fp16: dict[str, float | None] | None = typed_key(
         "ratios between this point and the fp16 run's", optional=True, minimum=0
     )
 
@@ -200,13 +206,13 @@ class Points:
         tokens_per_s_vs_fp16: `tokens_per_s` divided by that of fp16.
     """
 
-    max_batch: int | None = key(default=None, minimum=1)
-    oom_batch: int | None = key(default=None, minimum=1)
-    best_batch: int | None = key(default=None, minimum=1)
-    tokens_per_s: float | None = key(default=None, minimum=0)
-    max_batch_vs_fp16: float | None = key(default=None, minimum=0)
-    tokens_per_s_vs_fp16: float | None = key(default=None, minimum=0)
-    batches: dict[str, Point] = key(keys="^[0-9]+$")
+    max_batch: int | None = typed_key(default=None, minimum=1)
+    oom_batch: int | None = typed_key(default=None, minimum=1)
+    best_batch: int | None = typed_key(default=None, minimum=1)
+    tokens_per_s: float | None = typed_key(default=None, minimum=0)
+    max_batch_vs_fp16: float | None = typed_key(default=None, minimum=0)
+    tokens_per_s_vs_fp16: float | None = typed_key(default=None, minimum=0)
+    batches: dict[str, Point] = typed_key(keys="^[0-9]+$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,15 +220,15 @@ class Score:
     """Mean score of one task, or of one task at one prompt length, with everything else measured on its samples."""
 
     score: float | None
-    stderr: float | None = key(default=None, minimum=0)
-    n: int | None = key(default=0, minimum=0)
+    stderr: float | None = typed_key(default=None, minimum=0)
+    n: int | None = typed_key(default=0, minimum=0)
     vs_fp16: Pair | None = None
     version: int | None = None
     scorer_version: int | None = None
-    variants: dict[str, Variant] = key("additional scores of the scorer", factory=dict)
+    variants: dict[str, Variant] = typed_key("additional scores of the scorer", factory=dict)
     nll: Nll | None = None
-    perplexity: Perplexity | None = key("perplexity of a text; null for tasks with answers", default=None)
-    points: Points | None = key("time and memory (dataset=efficiency)", optional=True)
-    fidelity: Fidelity | None = key("comparison of predictions with fp16's (dataset=fidelity)", optional=True)
-    low: float | None = key("lower end of the score's 95 % interval", optional=True)
-    high: float | None = key("upper end of the score's 95 % interval", optional=True)
+    perplexity: Perplexity | None = typed_key("perplexity of a text; null for tasks with answers", default=None)
+    points: Points | None = typed_key("time and memory (dataset=efficiency)", optional=True)
+    fidelity: Fidelity | None = typed_key("comparison of predictions with fp16's (dataset=fidelity)", optional=True)
+    low: float | None = typed_key("lower end of the score's 95 % interval", optional=True)
+    high: float | None = typed_key("upper end of the score's 95 % interval", optional=True)

@@ -1,7 +1,8 @@
 """Points that several processes measured: the median of their medians, the spread, and what follows from them.
 
-Each process writes a JSON file of ``kvbench.bench tpot`` with the same points (:func:`load`). :func:`fold` returns, for
-each point, the figures of the median over processes, and for each setting and batch size the lines fitted to them.
+Each process writes a JSON file of ``kvbench.bench tpot`` with the same points (:func:`load_replicates`).
+:func:`fold_replicates` returns, for each point, the figures of the median over processes, and for each setting and
+batch size the lines fitted to them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from kvbench.errors import DataError
 from kvbench.results.inter_token import LatencyFit, crossing, fit_latency
-from kvbench.results.same_work import allocated_compression, cache_bound, nominal_compression, speed_up
+from kvbench.results.same_work import allocated_compression, cache_bound, nominal_compression, same_work_ratio
 
 Row = dict[str, Any]
 #: coefficient of variation over processes above which a point counts as unstable
@@ -24,7 +25,7 @@ UNSTABLE = 0.03
 COMMON = ("device", "model", "weights", "dtype", "arithmetic", "memory_limit_gb")
 
 
-def load(paths: Sequence[Path]) -> list[Row]:
+def load_replicates(paths: Sequence[Path]) -> list[Row]:
     """Read the files of several processes and return their contents.
 
     Raises:
@@ -42,7 +43,7 @@ def load(paths: Sequence[Path]) -> list[Row]:
             raise DataError(f"{path} cannot be read: {error}\n  hint: measure it again") from None
         if not isinstance(content, dict) or "rows" not in content or "model" not in content:
             raise DataError(f"{path} does not contain points of time and memory\n  hint: name files of bench tpot")
-        _check(path, content["rows"])
+        _check_points(path, content["rows"])
         contents.append(content)
         compiled += sorted({bool(row.get("compile")) for row in content["rows"]})
         if len(set(compiled)) > 1:
@@ -63,7 +64,7 @@ def load(paths: Sequence[Path]) -> list[Row]:
     return contents
 
 
-def _check(path: Path, rows: Any) -> None:
+def _check_points(path: Path, rows: Any) -> None:
     """Raise DataError if rows are not points of time and memory whose times are numbers above 0."""
     if not isinstance(rows, list) or not rows:
         raise DataError(f"{path} has no points\n  hint: measure it again with bench tpot")
@@ -82,8 +83,8 @@ def _check(path: Path, rows: Any) -> None:
             raise DataError(f"{path}: rows[{number}]: {reason}\n  hint: measure it again with bench tpot") from None
 
 
-def fold(contents: Sequence[Mapping[str, Any]]) -> Row:
-    """Fold the points of several processes into the lists ``points`` (:func:`_point`) and ``fits`` (:func:`_fits`)."""
+def fold_replicates(contents: Sequence[Mapping[str, Any]]) -> Row:
+    """Fold the points of several processes into ``points`` and ``fits`` (:func:`_folded_point`, :func:`_fits`)."""
     groups: dict[tuple[Any, ...], list[tuple[int, Mapping[str, Any]]]] = {}
     for number, content in enumerate(contents):
         for row in content["rows"]:
@@ -91,9 +92,9 @@ def fold(contents: Sequence[Mapping[str, Any]]) -> Row:
                 key = (row["setting"], row.get("graphs"), row["batch"], row["prompt"], row["new_tokens"])
                 groups.setdefault(key, []).append((number, row))
     full_bits = 32.0 if contents and contents[0].get("dtype") == "float32" else 16.0
-    points = [_point(rows, full_bits) for _, rows in sorted(groups.items(), key=lambda item: _order(item[0]))]
+    points = [_folded_point(rows, full_bits) for _, rows in sorted(groups.items(), key=lambda item: _order(item[0]))]
     fits = list(_fits(points))
-    _compare(points, fits)
+    _add_ratios(points, fits)
     return {"processes": len(contents), "points": points, "fits": fits}
 
 
@@ -102,7 +103,7 @@ def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
     return (key[0] != "fp16", key[0], str(key[1]), *key[2:])
 
 
-def _point(numbered: Sequence[tuple[int, Mapping[str, Any]]], full_bits: float) -> Row:
+def _folded_point(numbered: Sequence[tuple[int, Mapping[str, Any]]], full_bits: float) -> Row:
     """Return the figures of one point, given the number of each process that measured it, and its row.
 
     ``tpot_s`` is the median of the processes' medians ``medians_s``, and ``measured_by`` their numbers; ``cv`` is their
@@ -218,7 +219,7 @@ def _break_even(own: LatencyFit, fp16: LatencyFit) -> Row:
     return row
 
 
-def _compare(points: Sequence[Row], fits: Sequence[Row]) -> None:
+def _add_ratios(points: Sequence[Row], fits: Sequence[Row]) -> None:
     """Add S and S_cache to the points at which fp16 was measured too."""
     base = {
         (p["graphs"], p["batch"], p["prompt"], p["new_tokens"]): p
@@ -230,7 +231,7 @@ def _compare(points: Sequence[Row], fits: Sequence[Row]) -> None:
         fp16 = base.get((point["graphs"], point["batch"], point["prompt"], point["new_tokens"]))
         if point["status"] != "ok" or fp16 is None:
             continue
-        point["S"] = speed_up(fp16["tpot_s"], point["tpot_s"])
+        point["S"] = same_work_ratio(fp16["tpot_s"], point["tpot_s"])
         rate, peak = rates.get((point["graphs"], point["batch"])), point["ceiling_GB_s"]
         if rate and peak:
             sizes = fp16["kv_used"], point["kv_used"]

@@ -26,7 +26,7 @@ def allocated_compression(full_bytes: int, peak: int, weights: int) -> float:
     return full_bytes / (peak - weights)
 
 
-def speed_up(fp16_s: float, method_s: float) -> float:
+def same_work_ratio(fp16_s: float, method_s: float) -> float:
     """Return S, the same-work ratio: the time per token of fp16 divided by the method's."""
     return fp16_s / method_s
 

@@ -73,7 +73,7 @@ class UnreadableError(KvbenchError):
 
 
 @dataclass
-class Samples:
+class StoredSamples:
     """The rows of a `samples.jsonl`, and the lines of it that are damaged.
 
     Attributes:
@@ -88,7 +88,7 @@ class Samples:
     torn: bool = False
 
 
-def read(path: Path) -> Samples:
+def read_samples(path: Path) -> StoredSamples:
     """Read a `samples.jsonl`, skipping damaged lines; a file that does not exist has no rows.
 
     If a sample has several rows, the last one counts: scoring a stored prediction again appends a row.
@@ -96,7 +96,7 @@ def read(path: Path) -> Samples:
     Raises:
         UnreadableError: `path` exists but is not a readable file.
     """
-    samples = Samples()
+    samples = StoredSamples()
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -109,7 +109,7 @@ def read(path: Path) -> Samples:
         if not line.strip():
             continue
         try:
-            row = decode(line)
+            row = decode_row(line)
         except ValueError as error:
             samples.damaged.append((number, line, str(error)))
         else:
@@ -121,8 +121,8 @@ def read(path: Path) -> Samples:
 
 
 def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows to a `samples.jsonl`, encoded by :func:`encode`. See :func:`append_bytes`."""
-    append_bytes(path, b"".join(encode(row) for row in rows))
+    """Append rows to a `samples.jsonl`, encoded by :func:`encode_row`. See :func:`append_bytes`."""
+    append_bytes(path, b"".join(encode_row(row) for row in rows))
 
 
 def append_bytes(path: Path, data: bytes) -> None:
@@ -150,8 +150,8 @@ def append_bytes(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def repair(path: Path, samples: Samples) -> None:
-    """Move the damaged lines of a `samples.jsonl`, as :func:`read` found them, to a file with the suffix ``.damaged``.
+def repair(path: Path, samples: StoredSamples) -> None:
+    """Move the damaged lines that :func:`read_samples` found in a file to another one with the suffix ``.damaged``.
 
     Do this before appending to a file whose last line is incomplete; otherwise the new row would continue that line.
     The file is rewritten with one row per sample.
@@ -159,10 +159,10 @@ def repair(path: Path, samples: Samples) -> None:
     aside = path.with_suffix(".damaged")
     with aside.open("ab") as handle:
         handle.writelines(line + b"\n" for _, line, _ in samples.damaged)
-    write_atomically(path, b"".join(encode(row) for row in samples.rows.values()))
+    write_atomically(path, b"".join(encode_row(row) for row in samples.rows.values()))
 
 
-def encode(row: Mapping[str, Any]) -> bytes:
+def encode_row(row: Mapping[str, Any]) -> bytes:
     """Encode a row as a line of `samples.jsonl`: JSON whose last key, ``crc``, is a checksum of the rest (CRC-32).
 
     The checksum reveals edits and damage that leave the JSON valid.
@@ -176,12 +176,12 @@ def encode(row: Mapping[str, Any]) -> bytes:
     return f'{body[:-1]}, "crc": "{crc:08x}"}}\n'.encode()
 
 
-def decode(line: bytes) -> Row:
+def decode_row(line: bytes) -> Row:
     """Decode one line of `samples.jsonl` after verifying its checksum; return the row without it.
 
     Raises:
         ValueError: the line is not JSON, a required key is missing, or the checksum is missing or wrong (the line was
-            edited, or not written by :func:`encode`).
+            edited, or not written by :func:`encode_row`).
     """
     try:
         row = json.loads(line)
@@ -211,7 +211,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         DiskError: the file could not be written; the old one is unchanged.
     """
     try:
-        atomic.write(path, data)
+        atomic.replace_file(path, data)
     except OSError as error:
         raise DiskError(path, error) from error
 

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from kvbench.errors import KvbenchError
 from kvbench.results import deliveries, mirror, record
 from kvbench.results import samples as lines
-from kvbench.results.samples import DiskError, Row, Samples
+from kvbench.results.samples import DiskError, Row, StoredSamples
 from kvbench.results.typed import ShapeError
 from kvbench.util import atomic
 
@@ -142,7 +142,7 @@ class RunStore:
         Temporary files that an interrupted process has left in the directory are removed. Without `environment` (None),
         `env.json` stays as it is.
         """
-        text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=120)
+        text = yaml.safe_dump(_yaml_data(config), sort_keys=False, allow_unicode=True, width=120)
         atomic.tidy(self.path)
         self._write("config.yaml", text.encode())
         if environment is not None:
@@ -185,12 +185,12 @@ class RunStore:
         """Write `rerun.json`. Raises DiskError."""
         self._write("rerun.json", _json(noted))
 
-    def samples(self) -> Samples:
+    def samples(self) -> StoredSamples:
         """Return the rows of `samples.jsonl` and a list of its damaged lines, without changing the file.
 
         It is safe to call this while another process appends rows.
         """
-        return lines.read(self.samples_path)
+        return lines.read_samples(self.samples_path)
 
     def recover(self) -> dict[str, Row]:
         """Return all valid rows by sample id, and remove damaged lines from `samples.jsonl`.
@@ -212,7 +212,7 @@ class RunStore:
         lines.append(self.samples_path, rows)
         if self._mirror is not None:
             try:
-                self._mirror.append(self._home, b"".join(map(lines.encode, rows)))
+                self._mirror.append(self._home, b"".join(map(lines.encode_row, rows)))
             except OSError as error:
                 raise DiskError(self._home / self.samples_path.name, error) from error
 
@@ -227,14 +227,14 @@ class RunStore:
         arranged = {**{name: row for name, row in rows.items() if name not in last}, **last}
         if list(arranged) != list(rows):
             with suppress(DiskError):
-                self._write(self.samples_path.name, b"".join(lines.encode(row) for row in arranged.values()))
+                self._write(self.samples_path.name, b"".join(lines.encode_row(row) for row in arranged.values()))
 
     def keep_only(self, names: Collection[str]) -> None:
         """Rewrite `samples.jsonl` with the rows of some samples alone. Raises DiskError."""
         rows = self.samples().rows
         if not rows.keys() <= set(names):
             self._write(
-                self.samples_path.name, b"".join(lines.encode(row) for name, row in rows.items() if name in names)
+                self.samples_path.name, b"".join(lines.encode_row(row) for name, row in rows.items() if name in names)
             )
 
     def metrics(self) -> dict[str, Any] | None:
@@ -249,7 +249,7 @@ class RunStore:
             defect = "it is not a JSON object" if path.is_symlink() or path.exists() else None
         else:
             try:
-                return record.filled(content), None
+                return record.fill_defaults(content), None
             except ShapeError as error:
                 defect = str(error)
         return None, defect and f"{path}: {defect}; run the same command again to rewrite it from samples.jsonl"
@@ -271,7 +271,7 @@ class RunStore:
         `destination` names the place (:meth:`kvbench.loggers.base.Logger.destination`). `local` is the folder on this
         machine that holds what was sent (:attr:`kvbench.loggers.base.Logger.local`); None if a service has it.
         """
-        deliveries.record(self.path, destination, digest, local)
+        deliveries.record_delivery(self.path, destination, digest, local)
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write `metrics.json` atomically; it is written after all other files of a run. Raises DiskError."""
@@ -312,12 +312,12 @@ def _read_text(path: Path) -> str:
         return ""
 
 
-def _plain(value: Any) -> Any:
+def _yaml_data(value: Any) -> Any:
     """Return data that YAML can dump: mappings become dicts, tuples lists, other objects strings."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _yaml_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_yaml_data(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return str(value)

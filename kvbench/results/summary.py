@@ -85,7 +85,7 @@ def build(
             "truncated": sum(1 for row in rows if row.get("truncated")),
             "left_out": list(left_out),
             "prompt_tokens": {
-                "mean": _mean(row.get("prompt_tokens") for row in rows),
+                "mean": _known_mean(row.get("prompt_tokens") for row in rows),
                 "max": max((row.get("prompt_tokens") or 0 for row in rows), default=None),
             },
         },
@@ -99,7 +99,7 @@ def build(
         "tpot_s": times["tpot_s"],
         "tokens_per_s": times["tokens_per_s"],
         "timings": devices,
-        "attention": _attention(rows),
+        "attention": _attention_paths(rows),
         "speculation": speculation(rows, config["method"]),
         "oom": dict(oom) if oom is not None else None,
         "errors": [dict(error) for error in errors],
@@ -107,7 +107,7 @@ def build(
         "env": dict(environment),
     }
     metrics |= headline(by_task)
-    metrics["inter_token"] = inter_token.record(metrics)
+    metrics["inter_token"] = inter_token.fit_record(metrics)
     if metrics["speculation"] and pair:
         add_speedups(metrics, pair.metrics())
     return record.checked(metrics)
@@ -146,7 +146,7 @@ def pair_siblings(store: RunStore) -> int:
                     " its differences from fp16"
                 )
                 continue
-            _pair(metrics, counted, store, rows)
+            _add_pairs(metrics, counted, store, rows)
             other.write_metrics(record.checked({**metrics, "schema_version": record.SCHEMA_VERSION}))
             count += 1
     return count
@@ -160,7 +160,7 @@ def _counted(store: RunStore, metrics: Mapping[str, Any]) -> list[Row] | None:
     return counted if len(counted) == metrics["samples"]["done"] else None
 
 
-def _pair(metrics: dict[str, Any], counted: Sequence[Row], baseline: RunStore, rows: Mapping[str, Row]) -> None:
+def _add_pairs(metrics: dict[str, Any], counted: Sequence[Row], baseline: RunStore, rows: Mapping[str, Row]) -> None:
     """Add the paired differences between `counted` and the fp16 run's `rows` to `metrics`, in place."""
     paired = aggregate.scores(counted, rows)
     for key, entry in metrics["scores"].items():
@@ -203,7 +203,7 @@ def older_code(
     return {**rows, "parts": sorted({*rows["parts"], *names}, key=order)}
 
 
-def _attention(rows: Sequence[Row]) -> dict[str, Any]:
+def _attention_paths(rows: Sequence[Row]) -> dict[str, Any]:
     """Return ``{reads_packed, path}``: if attention read packed codes, and its paths over all rows joined by ``+``."""
     seen = [row[MEASURED]["attention"] for row in rows if row.get(MEASURED, {}).get("attention")]
     paths = sorted({part for item in seen for part in item["path"].split("+")})
@@ -214,6 +214,6 @@ def _attention(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _mean(values: Any) -> float | None:
+def _known_mean(values: Any) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

@@ -79,7 +79,7 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Write the manifest to the folder of the sweep. Raises OSError if it cannot be written."""
         text = json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
-        atomic.write(folder / MANIFEST, text.encode())
+        atomic.replace_file(folder / MANIFEST, text.encode())
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -176,7 +176,7 @@ class Sweep:
 
     def _progress(self, job: Job) -> Progress:
         content = _object(job_file(self.folder, job.number))
-        if content is not None and refusal(content, self.manifest.token):
+        if content is not None and job_record_problem(content, self.manifest.token):
             content = None
         running = _object(running_file(self.folder, job.number))
         if running is not None and (running.get("sweep") != self.manifest.token or not _alive(running)):
@@ -214,7 +214,7 @@ def here() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "began": began(os.getpid())}
 
 
-def refusal(content: Mapping[str, Any], token: str | None) -> str:
+def job_record_problem(content: Mapping[str, Any], token: str | None) -> str:
     """Return why the content of a ``job-NNNN.json`` is not a valid record of a job of a sweep; empty if it is one.
 
     `token` is the mark of the sweep's records (:attr:`Manifest.token`).
@@ -231,7 +231,7 @@ def refusal(content: Mapping[str, Any], token: str | None) -> str:
     return ""
 
 
-def named(sweeps: Path, name: str) -> Path:
+def named_sweep(sweeps: Path, name: str) -> Path:
     """Return the folder of a sweep.
 
     The name is its id, which is the name of its folder in `sweeps`, or the beginning of the id; or the path of a folder

@@ -18,7 +18,7 @@ from rich.console import Group
 from rich.text import Text
 
 from kvbench.results import inter_token, record
-from kvbench.results.columns import TABLE, Column, RunLine, columns
+from kvbench.results.columns import TABLE, Column, RunLine, shown_columns
 from kvbench.results.findings import findings
 from kvbench.results.labels import UNSAID, labels
 from kvbench.results.notes import notes, untouched
@@ -27,12 +27,23 @@ from kvbench.results.points import has_points
 from kvbench.util import table
 from kvbench.util.table import Cell, printable, size
 
-__all__ = ["UNSAID", "labels", "markdown", "notes", "reread", "screen", "size", "summary", "to_csv", "untouched"]
+__all__ = [
+    "UNSAID",
+    "labels",
+    "notes",
+    "reread",
+    "runs_csv",
+    "runs_markdown",
+    "runs_screen",
+    "size",
+    "table_text",
+    "untouched",
+]
 
 Metrics = Mapping[str, Any]
 
 
-def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | None = None) -> str:
+def table_text(runs: Sequence[Metrics], width: int | None = None, *, color: bool | None = None) -> str:
     """Return the table of one run or of a sweep as text for a terminal, with notes below it.
 
     Args:
@@ -45,22 +56,22 @@ def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | 
     lines = [Text(printable(line), style="dim") for line in notes(runs)]
     if len(runs) > 1:
         lines += [Text(line) for line in findings(labels(runs), runs)]
-    return table.text(screen(runs, width), *lines, width=width, color=color)
+    return table.render_text(runs_screen(runs, width), *lines, width=width, color=color)
 
 
-def screen(runs: Sequence[Metrics], width: int = table.WIDTH) -> Group:
+def runs_screen(runs: Sequence[Metrics], width: int = table.WIDTH) -> Group:
     """Return the table of runs as an object that rich prints to a terminal.
 
     A table wider than `width` characters is transposed, so that it has one column per run; if it is still too wide, its
     columns are divided among several tables.
     """
-    header, body = grid(runs)
+    header, body = table_grid(runs)
     return table.Grid(header, body, across=True).fitted(width)
 
 
-def markdown(runs: Sequence[Metrics]) -> str:
+def runs_markdown(runs: Sequence[Metrics]) -> str:
     """Return the table of runs as GitHub markdown, with the difference from fp16 in parentheses after the score."""
-    header, body = grid([reread(run) for run in runs])
+    header, body = table_grid([reread(run) for run in runs])
     lines = [
         "| " + " | ".join(map(printable, header)) + " |",
         "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|",
@@ -71,13 +82,13 @@ def markdown(runs: Sequence[Metrics]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_csv(runs: Sequence[Metrics]) -> str:
+def runs_csv(runs: Sequence[Metrics]) -> str:
     """Return the table of runs as CSV with plain numbers in bytes and seconds, for a spreadsheet or pandas.
 
-    There are lines for the same runs or points as in :func:`grid`.
+    There are lines for the same runs or points as in :func:`table_grid`.
     """
     runs = [reread(run) for run in runs]
-    lines, chosen = _lines(runs)
+    lines, chosen = _lines_and_columns(runs)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([printable(heading) for column in chosen for heading in column.csv])
@@ -88,29 +99,31 @@ def to_csv(runs: Sequence[Metrics]) -> str:
     return buffer.getvalue()
 
 
-def grid(runs: Sequence[Metrics]) -> tuple[list[str], list[list[Cell]]]:
-    """Return the column headings and the rows of cells of the table that :func:`screen` and :func:`markdown` show.
+def table_grid(runs: Sequence[Metrics]) -> tuple[list[str], list[list[Cell]]]:
+    """Return the headings and the rows of cells of the table that :func:`runs_screen` and :func:`runs_markdown` show.
 
     There is one row per run. If any run measured time and memory (``dataset=efficiency``), there is one row for each of
     its points instead; a point is a prompt length with a batch size.
     """
-    lines, chosen = _lines(runs, TABLE)
+    lines, chosen = _lines_and_columns(runs, TABLE)
     body = [[column.cell(line) for column in chosen if column.cell is not None] for line in lines]
     return [column.name for column in chosen if column.cell is not None], body
 
 
-def _lines(runs: Sequence[Metrics], place: str | None = None) -> tuple[Sequence[Any], Sequence[Column[Any]]]:
+def _lines_and_columns(
+    runs: Sequence[Metrics], place: str | None = None
+) -> tuple[Sequence[Any], Sequence[Column[Any]]]:
     """Return the lines of a table and the columns shown in `place`; all columns if it is None."""
-    named = [RunLine(name, record.read(run)) for name, run in zip(labels(runs), runs, strict=True)]
+    named = [RunLine(name, record.read_metrics(run)) for name, run in zip(labels(runs), runs, strict=True)]
     if not any(map(has_points, runs)):
-        return named, columns(named, place)
+        return named, shown_columns(named, place)
     points = []
     for line, run in zip(named, runs, strict=True):
-        points += _points(line, inter_token.lines(run), repeat_name=place is None)
+        points += _point_lines(line, inter_token.fit_lines(run), repeat_name=place is None)
     return points, [column for column in POINT_COLUMNS if place is None or column.present(points)]
 
 
-def _points(line: RunLine, fits: Mapping[int, Any], *, repeat_name: bool) -> list[PointLine]:
+def _point_lines(line: RunLine, fits: Mapping[int, Any], *, repeat_name: bool) -> list[PointLine]:
     """Return a line per point of a run, or one line without a point. Unless `repeat_name`, only the first is named."""
     points = [
         PointLine(line.name, line.run, int(key.rsplit("@", 1)[1]), int(batch), point, fits.get(int(batch)))
@@ -136,8 +149,8 @@ def reread(run: Metrics) -> dict[str, Any]:
         except (OSError, ValueError, RecursionError):
             content = None
         if record.problem(content) is None and content["run_id"] == run["run_id"]:
-            return record.filled(content)
-    return record.filled(run)
+            return record.fill_defaults(content)
+    return record.fill_defaults(run)
 
 
 #: headings of the table of answers

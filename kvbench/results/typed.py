@@ -1,6 +1,6 @@
 """Conversion of nested dataclasses from and to JSON, and their JSON schema.
 
-Fields are declared with the standard library's ``field(...)``, or with :func:`key` if they have limits.
+Fields are declared with the standard library's ``field(...)``, or with :func:`typed_key` if they have limits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ShapeError(ValueError):
     """Error for JSON content that does not match a dataclass; the message names the key."""
 
 
-def key(
+def typed_key(
     about: str = "",
     *,
     default: Any = dataclasses.MISSING,
@@ -38,8 +38,8 @@ def key(
         factory: function that returns this value, in place of `default`; needed for lists and dicts.
         optional: True to leave the key out of the JSON if its value is None.
         **limits: keywords of JSON schema, for example ``minimum=0`` or ``pattern="..."``. In addition, ``keys`` is a
-            regular expression for the keys of a dict. Limits are only written to the schema; :func:`read` does not
-            check them.
+            regular expression for the keys of a dict. Limits are only written to the schema; :func:`read_typed` does
+            not check them.
     """
     metadata = {"about": about, "optional": optional, "limits": limits}
     if optional and default is dataclasses.MISSING and factory is dataclasses.MISSING:
@@ -49,7 +49,7 @@ def key(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def read(cls: type[Tree], content: Any, where: str = "", *, strict: bool = False) -> Tree:
+def read_typed(cls: type[Tree], content: Any, where: str = "", *, strict: bool = False) -> Tree:
     """Convert parsed JSON to a dataclass, including nested dataclasses. Missing keys get their defaults.
 
     `where` is the dotted key of `content` in a larger document, which error messages put before the keys; empty for a
@@ -58,10 +58,10 @@ def read(cls: type[Tree], content: Any, where: str = "", *, strict: bool = False
     Raises:
         ShapeError: a key without a default is missing, a value has the wrong type, or, if `strict`, a key is unknown.
     """
-    return _read(cls, content, where, strict)  # type: ignore[no-any-return]
+    return _read_value(cls, content, where, strict)  # type: ignore[no-any-return]
 
 
-def plain(tree: Any, *, complete: bool = False) -> Any:
+def plain_tree(tree: Any, *, complete: bool = False) -> Any:
     """Convert a dataclass, including nested dataclasses, to dicts and lists that can be written as JSON.
 
     Without `complete`, keys that were declared ``optional`` and are None are left out.
@@ -74,17 +74,17 @@ def plain(tree: Any, *, complete: bool = False) -> Any:
         for name, optional in _optional(kind):
             child = getattr(tree, name)
             if complete or child is not None or not optional:
-                content[name] = plain(child, complete=complete)
+                content[name] = plain_tree(child, complete=complete)
         return content
     if isinstance(tree, Mapping):
-        return {str(name): plain(child, complete=complete) for name, child in tree.items()}
+        return {str(name): plain_tree(child, complete=complete) for name, child in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return [plain(child, complete=complete) for child in tree]
+        return [plain_tree(child, complete=complete) for child in tree]
     return tree
 
 
-def schema(cls: type, title: str) -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) that describes the output of :func:`plain` for a dataclass."""
+def typed_schema(cls: type, title: str) -> dict[str, Any]:
+    """Return the JSON schema (draft 2020-12) that describes the output of :func:`plain_tree` for a dataclass."""
     definitions: dict[str, Any] = {}
     root = _object(cls, definitions)
     return {
@@ -134,7 +134,7 @@ def _needed(one: dataclasses.Field[Any]) -> bool:
     return one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
 
 
-def _read(kind: Any, content: Any, where: str, strict: bool) -> Any:
+def _read_value(kind: Any, content: Any, where: str, strict: bool) -> Any:
     """Return `content` converted to the annotation `kind`; raise ShapeError if it does not fit."""
     if kind is Any:
         return content
@@ -148,11 +148,11 @@ def _read(kind: Any, content: Any, where: str, strict: bool) -> Any:
     if kind is dict:
         if not isinstance(content, Mapping):
             raise ShapeError(f"{where or 'the content'} is not an object")
-        return {str(name): _read(parts, child, f"{where}.{name}", strict) for name, child in content.items()}
+        return {str(name): _read_value(parts, child, f"{where}.{name}", strict) for name, child in content.items()}
     if kind is list:
         if not isinstance(content, list):
             raise ShapeError(f"{where or 'the content'} is not a list")
-        return [_read(parts, child, f"{where}.{number}", strict) for number, child in enumerate(content)]
+        return [_read_value(parts, child, f"{where}.{number}", strict) for number, child in enumerate(content)]
     return _read_object(kind, parts, content, where, strict)
 
 
@@ -163,7 +163,7 @@ def _read_object(cls: type, fields: list[tuple[str, Any, bool]], content: Any, w
     for name, hint, needed in fields:
         place = f"{where}.{name}" if where else name
         if name in content:
-            values[name] = _read(hint, content[name], place, strict)
+            values[name] = _read_value(hint, content[name], place, strict)
         elif needed:
             raise ShapeError(f"{place} is missing")
     unknown = [name for name in content if name not in _hints(cls)] if strict else []

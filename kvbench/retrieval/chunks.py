@@ -42,7 +42,7 @@ class Chunked:
         return [(self.first + i * self.size, self.first + (i + 1) * self.size) for i in range(len(self.texts))]
 
 
-def cut(
+def cut_chunks(
     ids: Sequence[int],
     decode: Callable[[Sequence[int]], str],
     size: int,

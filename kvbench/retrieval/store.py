@@ -71,7 +71,7 @@ class EmbeddingStore:
         vectors = {}
         for text in set(texts):
             try:
-                row = self._db.execute("SELECT vector FROM vectors WHERE key = ?", (_key(name, text),)).fetchone()
+                row = self._db.execute("SELECT vector FROM vectors WHERE key = ?", (_text_key(name, text),)).fetchone()
                 vector = array.array("f")
                 vector.frombytes(row[0] if row else b"")
             except (sqlite3.Error, ValueError, TypeError):
@@ -102,7 +102,7 @@ class EmbeddingStore:
         for text in set(texts):
             try:
                 row = self._db.execute(
-                    "SELECT seconds FROM costs WHERE key = ? AND machine = ?", (_key(name, text), machine)
+                    "SELECT seconds FROM costs WHERE key = ? AND machine = ?", (_text_key(name, text), machine)
                 ).fetchone()
             except sqlite3.Error:
                 continue
@@ -112,7 +112,7 @@ class EmbeddingStore:
 
     def put(self, name: str, vectors: Mapping[str, Sequence[float]], machine: str, seconds: float) -> None:
         """Store the vectors of texts that were encoded together, and an equal share of the time that this took."""
-        rows = [(_key(name, text), array.array("f", vector).tobytes()) for text, vector in vectors.items()]
+        rows = [(_text_key(name, text), array.array("f", vector).tobytes()) for text, vector in vectors.items()]
         seconds_each = seconds / max(len(rows), 1)
         costs = [(key, machine, seconds_each) for key, _ in rows]
         try:
@@ -125,7 +125,7 @@ class EmbeddingStore:
             self._db.rollback()  # a full disk: the vectors are used, but not stored
 
 
-def _key(name: str, text: str) -> bytes:
+def _text_key(name: str, text: str) -> bytes:
     return hashlib.sha256(f"{name}\0{text}".encode()).digest()
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kvbench.rotation.kernel import Butterfly, Use, rotated, steps
+from kvbench.rotation.kernel import Butterfly, Use, rotated, rotates_steps
 
 #: elements that are converted to fp32 at a time: 64 MiB
 ELEMENTS = 1 << 24
@@ -80,7 +80,7 @@ class Transform:
 
     def _product(self, x: Tensor, use: Use) -> Tensor:
         matrix: Tensor = getattr(self, use)
-        if steps(x):
+        if rotates_steps(x):
             return rotated(x, matrix, self.butterfly, use)
         if matrix.ndim == 2:
             return _product(x, matrix)

@@ -41,7 +41,7 @@ class Butterfly:
         return 1 / (self.block * self.scale)
 
 
-def steps(x: Tensor) -> bool:
+def rotates_steps(x: Tensor) -> bool:
     """Return True if the kernels rotate a tensor ``[B, heads, n, D]``: that of a decode step, on a GPU."""
     return x.is_cuda and x.shape[-2] <= STEP and _triton()
 
@@ -67,7 +67,7 @@ def rotated(x: Tensor, matrix: Tensor, butterfly: Butterfly | None, use: Use) ->
     batch, heads, count, channels = x.shape
     lines = batch * count
     tokens = per_program(heads * lines, butterfly is None)
-    signs, scale, levels = parts(matrix, butterfly, use)
+    signs, scale, levels = transform_parts(matrix, butterfly, use)
     group = 1 if matrix.ndim == 2 else heads // len(matrix)
     with torch.cuda.device_of(x):
         rotate_one[(heads, -(-lines // tokens))](
@@ -78,7 +78,7 @@ def rotated(x: Tensor, matrix: Tensor, butterfly: Butterfly | None, use: Use) ->
     return out
 
 
-def parts(matrix: Tensor, butterfly: Butterfly | None, use: Use) -> tuple[Tensor, float, int]:
+def transform_parts(matrix: Tensor, butterfly: Butterfly | None, use: Use) -> tuple[Tensor, float, int]:
     """Return the signs of a transform (`matrix` if there are none), its factor, and the levels of its butterfly.
 
     The arguments are those of :func:`rotated`. A transform without a butterfly has 0 levels.

@@ -31,7 +31,7 @@ def sylvester(size: int) -> Tensor:
     return matrix
 
 
-def blocks(size: int, channels: int) -> Tensor:
+def block_hadamard(size: int, channels: int) -> Tensor:
     """Return the matrix with a Hadamard matrix of `size` in each diagonal block, fp64 ``[channels, channels]``."""
     return torch.block_diag(*[sylvester(size)] * (channels // size))
 
@@ -61,22 +61,22 @@ def transform(name: str, side: Side, channels: int, device: torch.device, layer:
         return None
     if name.endswith(SUFFIX):
         return _from_file(name, Path(name).stat().st_mtime_ns, side, channels, device, layer)
-    return _named(name, side, channels, device)
+    return _named_transform(name, side, channels, device)
 
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # shared by callers outside of it
-def _named(name: str, side: Side, channels: int, device: torch.device) -> Transform:
+def _named_transform(name: str, side: Side, channels: int, device: torch.device) -> Transform:
     block = block_of(name, side, channels) or power_of_two(channels)
     flips: Tensor | None = None
     if name in ("rht", "rht_unnormalised"):
         flips = signs(block).repeat(channels // block)
     elif name == "octave":
         flips = octave_signs(channels)
-    return butterfly(block, channels, flips, 1.0 if name == "rht_unnormalised" else block**-0.5).to(device)
+    return butterfly_transform(block, channels, flips, 1.0 if name == "rht_unnormalised" else block**-0.5).to(device)
 
 
-def butterfly(block: int, channels: int, signs: Tensor | None = None, scale: float = 1.0) -> Transform:
+def butterfly_transform(block: int, channels: int, signs: Tensor | None = None, scale: float = 1.0) -> Transform:
     """Return the transform that multiplies by signs, then by Hadamard matrices of a block, then by a factor.
 
     Args:
@@ -84,7 +84,7 @@ def butterfly(block: int, channels: int, signs: Tensor | None = None, scale: flo
         signs: ``[channels]``; None for none.
         scale: the factor; ``block ** -0.5`` makes the transform orthogonal.
     """
-    matrix = blocks(block, channels)
+    matrix = block_hadamard(block, channels)
     if signs is not None:
         matrix, signs = signs.double()[:, None] * matrix, signs.float()
     fly = Butterfly(block, scale, signs)

@@ -17,7 +17,7 @@ import triton.language as tl
 
 
 @triton.jit
-def butterfly(x, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
+def butterfly_products(x, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
     """Return the products of consecutive blocks of 2**LEVELS elements of x, ``[WIDTH]``, with a Hadamard matrix."""
     for level in tl.static_range(LEVELS):
         pairs = tl.permute(tl.reshape(x, (WIDTH // (2 << level), 2, 1 << level)), (0, 2, 1))
@@ -66,7 +66,7 @@ def rotate_head(
             else:
                 if SIGNS and not AFTER:
                     y = y * sign
-                y = butterfly(y, WIDTH, LEVELS) * scale
+                y = butterfly_products(y, WIDTH, LEVELS) * scale
                 if SIGNS and AFTER:
                     y = y * sign
             place = token.to(tl.int64)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.rotation.basis import Transform
-from kvbench.rotation.kernel import parts, per_program, warps, width
+from kvbench.rotation.kernel import per_program, transform_parts, warps, width
 
 
 def step(
@@ -50,9 +50,9 @@ def step(
     programs = (query_heads if key_transform is not None else 0) + 2 * heads
     transforms = [basis for basis in (key_transform, value_transform) if basis is not None]
     tokens = per_program(programs * lines, any(transform.butterfly is None for transform in transforms))
-    matrix, key_signs, key_scale, key_levels = _parts(key_transform, "forward", key)
-    dual, _, dual_scale, _ = _parts(key_transform, "dual", key)
-    other, value_signs, value_scale, value_levels = _parts(value_transform, "forward", value)
+    matrix, key_signs, key_scale, key_levels = _transform_or_copy(key_transform, "forward", key)
+    dual, _, dual_scale, _ = _transform_or_copy(key_transform, "dual", key)
+    other, value_signs, value_scale, value_levels = _transform_or_copy(value_transform, "forward", value)
     with torch.cuda.device_of(query):
         rotate_step[(programs, -(-lines // tokens))](
             query, turned, key, keys, value, values, key if places is None else places,
@@ -68,7 +68,7 @@ def step(
     return turned, keys, values
 
 
-def _parts(
+def _transform_or_copy(
     transform: Transform | None, use: Literal["forward", "dual"], unused: Tensor
 ) -> tuple[Tensor, Tensor, float, int]:
     """Return a transform's matrix, signs, factor and levels; parts of `unused` where a tensor is only copied."""
@@ -76,4 +76,4 @@ def _parts(
         # one level: with none it would count as a dense matrix, for which a program has more warps
         return unused[0, 0], unused[0, 0], 1.0, 1
     matrix = transform.forward if use == "forward" else transform.dual
-    return matrix, *parts(matrix, transform.butterfly, use)
+    return matrix, *transform_parts(matrix, transform.butterfly, use)

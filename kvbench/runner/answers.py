@@ -14,7 +14,7 @@ from kvbench.cache.options import Options
 from kvbench.cache.prompts import Prompts
 from kvbench.config.run_config import RunConfig
 from kvbench.decoding.autoregressive import Generation, generate
-from kvbench.decoding.round_times import figures, token_seconds, totals
+from kvbench.decoding.round_times import row_totals, token_seconds, totals
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.shared_prefill import ReadPrompt
 from kvbench.models.load import LoadedModel
@@ -23,7 +23,7 @@ from kvbench.results.samples import MEASURED, Row
 from kvbench.runner.prompting import (
     EncodedPrompt,
     answer_ids,
-    encode,
+    encode_prompt,
     end_ids,
     own_limit,
     pad,
@@ -144,7 +144,7 @@ class Answers:
         model, longest = self.config.model, self.loaded.max_length
         room = prompt_limit(None, longest, new_tokens)
         return [
-            encode(
+            encode_prompt(
                 sample,
                 self.loaded.tokenizer,
                 chat=model.chat,
@@ -221,7 +221,7 @@ def answer_row(
     # the first token comes from the prefill; each other token, and the EOS, took a decode step or came from a round
     measured = {**measured, "decoded": min(len(generation.step_s), len(tokens) - (finish != "eos"))}
     if generation.rounds:
-        speculated = {"speculation": figures(generation.rounds, index)}
+        speculated = {"speculation": row_totals(generation.rounds, index)}
         times = [round(seconds, 6) for seconds in token_seconds(generation.rounds, index)]
         # times of the row's own tokens; `decode_s` is the whole batch's time, for throughput
         measured |= {"step_s": times, "decoded": len(times), "decode_s": round(sum(generation.step_s), 6)}

@@ -33,7 +33,7 @@ def batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
     """
     batch: list[Sample] = []
     for sample in samples:
-        alike = batch and _shared(sample) == _shared(batch[0])
+        alike = batch and _batch_properties(sample) == _batch_properties(batch[0])
         if batch and (not alike or len(batch) == size):
             yield batch
             batch = []
@@ -42,7 +42,7 @@ def batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
         yield batch
 
 
-def _shared(sample: Sample) -> tuple[Any, ...]:
+def _batch_properties(sample: Sample) -> tuple[Any, ...]:
     """Return the properties in which all samples of a batch must agree."""
     ending = sample.max_new_tokens, sample.stop, sample.end_text, sample.say_something
     return (type(sample.work), *ending, sample.warm_up)

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvbench.results import tables
 from kvbench.results.code import Code
-from kvbench.util.failures import bytes_asked, describe
+from kvbench.util.failures import bytes_asked, describe_error
 from kvbench.util.progress import say
 
 #: number of failed samples at which a run gives up: one bad record must not end it, a broken installation must
@@ -47,7 +47,7 @@ class Failures:
         end.
         """
         shown = [entry["message"] for entry in self.errors]
-        self.errors.append({"sample": sample, **describe(error)})
+        self.errors.append({"sample": sample, **describe_error(error)})
         if self.errors[-1]["message"] not in shown:
             show(f"{self.label}: {sample}: {error}")
         if len(self.errors) >= MAX_ERRORS:

@@ -70,7 +70,7 @@ class Comparisons:
             ModelError: the model's final hidden states, or its output head, cannot be used.
             NonFiniteError: a final hidden state contains NaN or Inf.
         """
-        groups = [list(group) for _, group in groupby(samples, key=_kind)]
+        groups = [list(group) for _, group in groupby(samples, key=_prompt_kind)]
         if len(groups) > 1:
             return [row for group in groups for row in self.rows(group, first=first, report=report)]
         work = work_of(samples[0])
@@ -97,7 +97,7 @@ class Comparisons:
                 **head(sample, length, "window"),
                 **scored(self.task, sample, ""),
                 "nll": None,
-                "fidelity": figures(compared, work, length) | {"reference": reference},
+                "fidelity": fidelity_figures(compared, work, length) | {"reference": reference},
                 "kv_bytes": row_bill(cache, index, len(samples)),
                 MEASURED: self.machine.measured(
                     len(samples),
@@ -113,7 +113,9 @@ class Comparisons:
         for index, (sample, row) in enumerate(zip(samples, rows, strict=True)):
             if work_of(sample).probe:
                 errors = self.passes.layer_errors(self.config.method.alone(), batch.alone(index, 0), tokens[index])
-                row["fidelity"]["layers"] = {name: [_short(x) for x in errors[name]] for name in ("own", "total")}
+                row["fidelity"]["layers"] = {
+                    name: [_rounded_figure(x) for x in errors[name]] for name in ("own", "total")
+                }
         return rows
 
     @cached_property
@@ -127,7 +129,7 @@ class Comparisons:
         return FullPrecision(self.config, self.loaded, self.task, self.machine, self.passes)
 
 
-def figures(compared: Comparison, work: CompareTokens, prompt: int) -> dict[str, Any]:
+def fidelity_figures(compared: Comparison, work: CompareTokens, prompt: int) -> dict[str, Any]:
     """Return what a row holds under the key ``fidelity`` (:mod:`kvbench.results.fidelity` folds it).
 
     `prompt` is the number of tokens of the exact prefill.
@@ -144,11 +146,11 @@ def figures(compared: Comparison, work: CompareTokens, prompt: int) -> dict[str,
         "other_top": [int(k) for k in np.flatnonzero(~positions.same_top) if k >= begin],
     }
     for name in ("kld", "change", "nll_base", "nll"):
-        row[name] = [_short(x) for x in getattr(positions, name)[begin:]]
+        row[name] = [_rounded_figure(x) for x in getattr(positions, name)[begin:]]
     if decoded and len(positions.kld):
         row["first"] = {
-            "kld": _short(positions.kld[0]),
-            "change": _short(positions.change[0]),
+            "kld": _rounded_figure(positions.kld[0]),
+            "change": _rounded_figure(positions.change[0]),
             "same_top": bool(positions.same_top[0]),
         }
     if work.ids is None and work.answers == "fp16":
@@ -157,12 +159,12 @@ def figures(compared: Comparison, work: CompareTokens, prompt: int) -> dict[str,
         row["left"] = {
             "at": at,
             "compared": len(positions.kld),
-            "gap": None if at is None else _short(compared.gap[at]),
+            "gap": None if at is None else _rounded_figure(compared.gap[at]),
         }
     return row
 
 
-def _kind(sample: Sample) -> tuple[object, ...]:
+def _prompt_kind(sample: Sample) -> tuple[object, ...]:
     """Return what the samples of a batch have in common."""
     work = work_of(sample)
     return None if work.ids is None else len(work.ids), work.prefill, work.mode
@@ -177,5 +179,5 @@ def _check_finite(name: str, *states: Tensor) -> None:
         )
 
 
-def _short(number: Any) -> float:
+def _rounded_figure(number: Any) -> float:
     return float(f"{float(number):.{DIGITS}g}")

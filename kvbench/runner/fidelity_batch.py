@@ -20,15 +20,15 @@ from kvbench.errors import ConfigError
 from kvbench.methods.base import QUERY_TOKENS, Method
 from kvbench.methods.fp16 import FP16
 from kvbench.models.load import LoadedModel
-from kvbench.runner.prompting import answer_ids, encode, own_limit, pad, prompt_limit
-from kvbench.runner.references import digest
+from kvbench.runner.prompting import answer_ids, encode_prompt, own_limit, pad, prompt_limit
+from kvbench.runner.references import token_digest
 from kvbench.runner.strategy import Report
 from kvbench.tasks.base import Sample
 from kvbench.tasks.work import CompareTokens
 
 
 @dataclass(frozen=True)
-class Batch:
+class FidelityBatch:
     """Prompts of a batch, and the tokens that are decoded after them.
 
     Args:
@@ -48,12 +48,12 @@ class Batch:
     def name(self, index: int) -> str:
         """Return the digest of a row's prompt, and of the tokens after it if these are given."""
         given = self.tokens[index] if self.tokens is not None else []
-        return digest(self.input_ids[index, self._padding(index) :].tolist(), given)
+        return token_digest(self.input_ids[index, self._padding(index) :].tolist(), given)
 
-    def alone(self, index: int, new_tokens: int) -> Batch:
+    def alone(self, index: int, new_tokens: int) -> FidelityBatch:
         """Return one row as a batch of its own, without padding and without tokens after the prompt."""
         ids = self.input_ids[index : index + 1, self._padding(index) :]
-        return Batch(ids, None, _one_prompt(self.prompts, index, ids), None, new_tokens)
+        return FidelityBatch(ids, None, _one_prompt(self.prompts, index, ids), None, new_tokens)
 
     def length(self, index: int) -> int:
         """Return the number of tokens of a row's prompt, without padding."""
@@ -63,7 +63,7 @@ class Batch:
         return 0 if self.mask is None else int((self.mask[index] == 0).sum())
 
 
-def batch_of(samples: Sequence[Sample], config: RunConfig, loaded: LoadedModel) -> Batch:
+def batch_of(samples: Sequence[Sample], config: RunConfig, loaded: LoadedModel) -> FidelityBatch:
     """Return the batch of samples of one kind: windows of a text, or prompts.
 
     Raises:
@@ -72,7 +72,7 @@ def batch_of(samples: Sequence[Sample], config: RunConfig, loaded: LoadedModel) 
     return _prompts(samples, config, loaded) if work_of(samples[0]).ids is None else _windows(samples, loaded)
 
 
-def _windows(samples: Sequence[Sample], loaded: LoadedModel) -> Batch:
+def _windows(samples: Sequence[Sample], loaded: LoadedModel) -> FidelityBatch:
     works = [work_of(sample) for sample in samples]
     ids = torch.tensor([work.ids for work in works], device=loaded.device)
     width, longest = ids.shape[1], loaded.max_length
@@ -83,16 +83,16 @@ def _windows(samples: Sequence[Sample], loaded: LoadedModel) -> Batch:
     queries = [decode(row[prompt : prompt + QUERY_TOKENS].tolist()) for row in ids]
     prompts = Prompts([0] * count, [prompt] * count, [(0, prompt)] * count, queries, ids[:, :prompt], decode)
     if works[0].mode == "simulated":
-        return Batch(ids, None, None, ids[:, prompt + 1 :].tolist(), width - prompt)
-    return Batch(ids[:, :prompt], None, prompts, ids[:, prompt:].tolist(), width - prompt)
+        return FidelityBatch(ids, None, None, ids[:, prompt + 1 :].tolist(), width - prompt)
+    return FidelityBatch(ids[:, :prompt], None, prompts, ids[:, prompt:].tolist(), width - prompt)
 
 
-def _prompts(samples: Sequence[Sample], config: RunConfig, loaded: LoadedModel) -> Batch:
+def _prompts(samples: Sequence[Sample], config: RunConfig, loaded: LoadedModel) -> FidelityBatch:
     model, longest, tokenizer = config.model, loaded.max_length, loaded.tokenizer
     new_tokens = config.decoding.max_new_tokens or samples[0].max_new_tokens
     room = prompt_limit(None, longest, new_tokens)
     encoded = [
-        encode(
+        encode_prompt(
             sample,
             tokenizer,
             chat=model.chat,
@@ -108,7 +108,7 @@ def _prompts(samples: Sequence[Sample], config: RunConfig, loaded: LoadedModel) 
     tokens = None
     if work_of(samples[0]).answers == "task":
         tokens = [answer_ids(sample, tokenizer)[:new_tokens] for sample in samples]
-    return Batch(input_ids, mask, prompts, tokens, new_tokens)
+    return FidelityBatch(input_ids, mask, prompts, tokens, new_tokens)
 
 
 def _one_prompt(prompts: Prompts | None, index: int, ids: Tensor) -> Prompts | None:
@@ -153,7 +153,7 @@ class Passes:
     def states(
         self,
         method: Method,
-        batch: Batch,
+        batch: FidelityBatch,
         tokens: Sequence[Sequence[int]],
         work: CompareTokens,
         report: Report | None,
@@ -197,7 +197,7 @@ class Passes:
         self._check(states[:, 0], logits)
         return states, cache
 
-    def layer_errors(self, method: Method, batch: Batch, tokens: Sequence[int]) -> dict[str, list[float]]:
+    def layer_errors(self, method: Method, batch: FidelityBatch, tokens: Sequence[int]) -> dict[str, list[float]]:
         """Return the fields of :class:`kvbench.decoding.probe.LayerErrors` for a batch of one row without padding.
 
         The last of the tokens after the prompt is not decoded. The lists are empty if no token is decoded.
@@ -214,7 +214,7 @@ class Passes:
         )
         return {"own": list(errors.own), "total": list(errors.total)}
 
-    def new_cache(self, method: Method, batch: Batch, new_tokens: int) -> Any:
+    def new_cache(self, method: Method, batch: FidelityBatch, new_tokens: int) -> Any:
         """Return an empty cache for a batch, after whose prompts `new_tokens` tokens are decoded."""
         length = batch.input_ids.shape[1] + new_tokens
         cache = method.new_cache(self.loaded.model, batch.prompts, max_length=length)

@@ -22,7 +22,7 @@ from kvbench.models.load import LoadedModel
 from kvbench.results import code as codes
 from kvbench.results.identity import content_digest, identity
 from kvbench.runner import sources
-from kvbench.runner.fidelity_batch import Batch, Passes, work_of
+from kvbench.runner.fidelity_batch import FidelityBatch, Passes, work_of
 from kvbench.runner.prompting import end_ids
 from kvbench.runner.references import FOLDER, Reference, References
 from kvbench.runner.rows import Machine
@@ -44,7 +44,7 @@ class FullPrecision:
     passes: Passes
 
     def references(
-        self, samples: Sequence[Sample], batch: Batch, report: Report | None
+        self, samples: Sequence[Sample], batch: FidelityBatch, report: Report | None
     ) -> list[tuple[Any, Tensor, dict[str, Any]]]:
         """Return for each sample the tokens at its positions, fp16's states there, and where these come from.
 
@@ -79,7 +79,7 @@ class FullPrecision:
         ]
 
     def _decoded(
-        self, samples: Sequence[Sample], batch: Batch, work: CompareTokens, report: Report | None
+        self, samples: Sequence[Sample], batch: FidelityBatch, work: CompareTokens, report: Report | None
     ) -> tuple[list[list[int]], list[Tensor]]:
         """Decode with the full-precision cache; return the tokens at the positions of each row, and its states."""
         fp16, name = FP16(), f"{samples[0].id}, fp16"
@@ -98,7 +98,9 @@ class FullPrecision:
             own_states.append(row[: len(own)].clone())
         return answers, own_states
 
-    def _answers(self, fp16: Method, samples: Sequence[Sample], batch: Batch) -> tuple[list[list[int]], list[bool]]:
+    def _answers(
+        self, fp16: Method, samples: Sequence[Sample], batch: FidelityBatch
+    ) -> tuple[list[list[int]], list[bool]]:
         """Return fp16's greedy answer to each prompt, and whether it ended with an end-of-sequence token."""
         cache = self.passes.new_cache(fp16, batch, batch.new_tokens)
         tokenizer, runtime, sample = self.loaded.tokenizer, self.config.runtime, samples[0]
@@ -134,7 +136,7 @@ class FullPrecision:
             **digests(self.loaded.model),
             **self._dtypes(),
             "device": self.machine.device,
-            "code": codes.digest(codes.used(sources.shared(), on_gpu=on_gpu)),
+            "code": codes.code_digest(codes.used(sources.shared_code(), on_gpu=on_gpu)),
         }
         return References(Path(self.config.runtime.results_dir) / FOLDER / key, stamp, say)
 

@@ -44,7 +44,7 @@ def per_gpu() -> int:
     return int(text)
 
 
-def folder() -> Path:
+def ledger_folder() -> Path:
     """Return the folder of this user's ledgers."""
     user = os.getuid() if hasattr(os, "getuid") else 0
     return Path(tempfile.gettempdir()) / f"kvbench-gate-{user}"
@@ -67,9 +67,9 @@ def entered(
         device: name of the device, the same in all processes that use it; `capacity` is its memory in bytes.
         needed: predicted bytes of the run.
         say: function that is called with a line for the user if the run has to wait.
-        ledgers: folder of the ledgers; None for :func:`folder`.
+        ledgers: folder of the ledgers; None for :func:`ledger_folder`.
     """
-    ledger = _Ledger(ledgers or folder(), device)
+    ledger = _Ledger(ledgers or ledger_folder(), device)
     mark, announced = ledger.join(needed), False
     try:
         while not ledger.enter(mark, capacity):
@@ -127,4 +127,4 @@ class _Ledger:
         return [entry for entry in entries if began(entry["pid"]) == entry["began"] is not None]
 
     def _write(self, entries: list[dict[str, Any]]) -> None:
-        atomic.write(self._path, json.dumps(entries, indent=1).encode())
+        atomic.replace_file(self._path, json.dumps(entries, indent=1).encode())

@@ -54,27 +54,27 @@ class Module:
     quantizers: frozenset[str] = frozenset()
 
 
-def load(name: str) -> Module | None:
+def load_facts(name: str) -> Module | None:
     """Return the facts about a module, or None if it has no file, as in a notebook or for a namespace package."""
     stamps = _stamps(name)
-    return _read(name, *stamps) if stamps else None
+    return _read_facts(name, *stamps) if stamps else None
 
 
-def digest(name: str) -> str | None:
-    """Return only the digest of a module, in half the time of :func:`load`; None if the module has no file."""
+def module_digest(name: str) -> str | None:
+    """Return only the digest of a module, in half the time of :func:`load_facts`; None if the module has no file."""
     stamps = _stamps(name)
     return _read_digest(*stamps) if stamps else None
 
 
 def digest_of_file(path: Path) -> str | None:
-    """Return what :func:`digest` returns for the module in a file, without looking for the module."""
+    """Return what :func:`module_digest` returns for the module in a file, without looking for the module."""
     stamps = _stamps_of_file(path)
     return _read_digest(*stamps) if stamps else None
 
 
 def _stamps(name: str) -> tuple[Stamp, ...]:
     """Return the stamps of a module's file and of the data files that it names; empty if the module has no file."""
-    spec = find(name)
+    spec = module_spec(name)
     return () if spec is None or spec.origin is None else _stamps_of_file(Path(spec.origin))
 
 
@@ -100,7 +100,7 @@ def _data_files(stamp: Stamp) -> tuple[str, ...]:
     return tuple(sorted({name.decode() for name in _DATA_FILE.findall(Path(stamp[0]).read_bytes())}))
 
 
-def find(name: str) -> ModuleSpec | None:
+def module_spec(name: str) -> ModuleSpec | None:
     """Return the import spec of a module, without importing the module or the package that contains it.
 
     It is None if the module is not found or has no file.
@@ -120,11 +120,11 @@ def find(name: str) -> ModuleSpec | None:
 @lru_cache(maxsize=1024)
 def _read_digest(stamp: Stamp, *data: Stamp) -> str:
     tree = _parsed(stamp[0])
-    return _digest(text_of(tree), data) if isinstance(tree, ast.AST) else tree
+    return _source_digest(text_of(tree), data) if isinstance(tree, ast.AST) else tree
 
 
 @lru_cache(maxsize=1024)
-def _read(name: str, stamp: Stamp, *data: Stamp) -> Module:
+def _read_facts(name: str, stamp: Stamp, *data: Stamp) -> Module:
     path = stamp[0]
     tree = _parsed(path)
     if isinstance(tree, str):
@@ -132,14 +132,14 @@ def _read(name: str, stamp: Stamp, *data: Stamp) -> Module:
     package = name if Path(path).name == "__init__.py" else name.rpartition(".")[0]
     imports, names, stars = _imports(tree, package)
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    whole = _digest(text_of(tree), data)
+    whole = _source_digest(text_of(tree), data)
     scorer = [(cls, [member for member in cls.body if _scores(member)]) for cls in classes]
     without, alone = whole, ""
     if any(members for _, members in scorer):
-        alone = _digest("".join(text_of(member) for _, members in scorer for member in members))
+        alone = _source_digest("".join(text_of(member) for _, members in scorer for member in members))
         for cls, members in scorer:
             cls.body = [member for member in cls.body if member not in members]
-        without = _digest(text_of(tree), data)
+        without = _source_digest(text_of(tree), data)
     return Module(
         whole,
         without,
@@ -166,7 +166,7 @@ def _parsed(path: str) -> ast.Module | str:
             gc.enable()
 
 
-def _digest(text: str, data: Iterable[Stamp] = ()) -> str:
+def _source_digest(text: str, data: Iterable[Stamp] = ()) -> str:
     """Return the digest of a source's normal form together with the content of data files."""
     digest = hashlib.sha256(text.encode())
     for path, *_ in data:

@@ -11,22 +11,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from kvbench.runner.module_facts import Module, find, load
-from kvbench.runner.module_facts import digest as digest
+from kvbench.runner.module_facts import Module, load_facts, module_spec
 from kvbench.runner.module_facts import digest_of_file as digest_of_file
+from kvbench.runner.module_facts import module_digest as module_digest
 
 
 def submodules(package: str) -> list[str]:
-    """Return the dotted names of a package and of all modules in it. See :func:`files`."""
-    return list(files(package))
+    """Return the dotted names of a package and of all modules in it. See :func:`package_files`."""
+    return list(package_files(package))
 
 
-def files(package: str) -> dict[str, Path]:
+def package_files(package: str) -> dict[str, Path]:
     """Return the files of a package and of all modules in it, by dotted name; empty if the package is not found.
 
     Of a plain module, only its own file is returned.
     """
-    spec = find(package)
+    spec = module_spec(package)
     if spec is None or spec.origin is None:
         return {}
     folder = Path(spec.origin).parent
@@ -51,7 +51,7 @@ def lineage(target: str) -> list[str]:
     waiting, seen = [(module, cls)], set()
     while waiting:
         place = waiting.pop(0)
-        if place in seen or standard(place[0]) or (content := load(place[0])) is None:
+        if place in seen or standard(place[0]) or (content := load_facts(place[0])) is None:
             continue
         seen.add(place)
         name, cls = place
@@ -60,7 +60,7 @@ def lineage(target: str) -> list[str]:
             waiting += [origin for base in content.bases[cls] for origin in _origins(name, content, base)]
         else:
             waiting += _origins(name, content, cls)
-    if target and not modules and load(module) is not None:  # made by a call: only its file is known
+    if target and not modules and load_facts(module) is not None:  # made by a call: only its file is known
         modules[module] = None
     return list(modules)
 
@@ -83,7 +83,7 @@ def is_quantizer(name: str, package: str) -> bool:
     A quantizer is a class that derives from a class in `package`, that of kvbench's quantizers, or that defines the
     methods of a quantizer, such as `encode` and `decode`.
     """
-    content = load(name)
+    content = load_facts(name)
     if content is None:
         return False
     origins = (place for cls in content.bases for base in content.bases[cls] for place in _origins(name, content, base))
@@ -100,7 +100,7 @@ def closure(names: Iterable[str], follow: Callable[[str], bool], closed: Collect
     waiting = list(names)
     while waiting:
         name = waiting.pop()
-        if name in modules or (content := load(name)) is None:
+        if name in modules or (content := load_facts(name)) is None:
             continue
         modules[name] = content
         if name not in closed:
@@ -123,7 +123,7 @@ def own(name: str) -> bool:
     """Return True if a module is the user's own: not part of kvbench, an installed package or the standard library."""
     if standard(name) or below(name, ("kvbench",)):
         return False
-    spec = find(name)
+    spec = module_spec(name)
     return spec is not None and spec.origin is not None and not _installed(spec.origin)
 
 

@@ -189,7 +189,7 @@ class TextSpans:
             raise ConfigError(
                 "dataset.window", len(spans[0].ids), f"exceeds the model's limit (model.max_length={longest})"
             )
-        groups = [list(group) for _, group in groupby(samples, key=_kind)]
+        groups = [list(group) for _, group in groupby(samples, key=_span_kind)]
         if len(groups) > 1:  # spans of different lengths have different caches
             return [row for group in groups for row in self.rows(group, first=first, report=report)]
         peaks = PhasePeaks(self.loaded.device, census=False)
@@ -214,7 +214,7 @@ class TextSpans:
             )
         return [
             self._row(sample, nats, row_bill(cache, index, len(samples)) if cache is not None else None)
-            | {MEASURED: self.machine.measured(len(samples), peaks.row(), _attention(cache), decoded=0)}
+            | {MEASURED: self.machine.measured(len(samples), peaks.row(), _attention_entry(cache), decoded=0)}
             for index, (sample, nats) in enumerate(zip(samples, sums.tolist(), strict=True))
         ]
 
@@ -283,7 +283,7 @@ def span_of(sample: Sample) -> ScoreText:
     return sample.work
 
 
-def _kind(sample: Sample) -> tuple[object, ...]:
+def _span_kind(sample: Sample) -> tuple[object, ...]:
     """Return what the spans of a batch have in common."""
     span = span_of(sample)
     return len(span.ids), span.prefill, span.mode, span.chunk
@@ -297,7 +297,7 @@ def check_mode(method: Method, mode: str, prompt: int) -> None:
     method.check_windows(mode, prompt)
 
 
-def _attention(cache: Any) -> dict[str, Any]:
+def _attention_entry(cache: Any) -> dict[str, Any]:
     if cache is None:
         return {"reads_packed": False, "path": "none"}
     return {"reads_packed": bool(cache.reads_packed), "path": str(cache.path)}

@@ -11,7 +11,7 @@ from kvbench.measure.meter import How, Meter
 from kvbench.measure.point_figures import per_sequence
 from kvbench.methods.base import Method
 from kvbench.models.load import LoadedModel
-from kvbench.profiling.machine import state
+from kvbench.profiling.machine import machine_state
 from kvbench.results.samples import MEASURED, Row
 from kvbench.runner.rows import Machine, head
 from kvbench.runner.scoring import scored
@@ -46,9 +46,9 @@ class Points:
         assert isinstance(point, MeasurePoint)
         if self._meter is None:
             self._meter = self._new_meter(sample, point)
-        before = state(self.loaded.device)
+        before = machine_state(self.loaded.device)
         figures = self._meter.point(point.prompt, point.batch)
-        after = state(self.loaded.device)
+        after = machine_state(self.loaded.device)
         fitted = figures["status"] == "ok"
         if point.prompt + figures["new_tokens"] > self.loaded.max_length:
             figures["beyond"] = self.loaded.max_length  # only with random weights (Efficiency.fits)

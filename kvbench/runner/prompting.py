@@ -33,7 +33,7 @@ class EncodedPrompt:
     removed: int = 0
 
 
-def encode(
+def encode_prompt(
     sample: Sample, tokenizer: Any, *, chat: str = "none", limit: int | None = None, room: int | None = None
 ) -> EncodedPrompt:
     """Convert a sample's prompt to token ids, with its chat wrapper, and truncate it if it exceeds `limit`.
@@ -132,7 +132,7 @@ def _longbench(sample: Sample, tokenizer: Any, chat: str, limit: int, room: int 
             after = min(len(sample.prompt) - span[1], len(text) - border)
             span = (min(span[0], border), len(text) - after)
         cut = replace(sample, prompt=text, context_span=span, truncation="middle")
-        prompt = encode(cut, tokenizer, chat=chat)
+        prompt = encode_prompt(cut, tokenizer, chat=chat)
         over = len(prompt.ids) - room if room is not None else 0
         if over <= 0:
             return replace(prompt, removed=removed)
@@ -148,7 +148,7 @@ def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, 
     """Return the text that a chat wrapper puts before a prompt, the text after it, and whether to add special tokens.
 
     Args:
-        chat: as for :func:`encode`.
+        chat: as for :func:`encode_prompt`.
         system: text of a system turn before the user's turn; used only with ``chat="template"``. None for no such turn.
 
     Returns:

@@ -14,7 +14,7 @@ from kvbench.models.load import LoadedModel
 from kvbench.profiling.memory import PhasePeaks
 from kvbench.results.samples import MEASURED, Row
 from kvbench.runner.answers import answer_row, generation_figures
-from kvbench.runner.prompting import encode, pad, prompt_limit, sample_seed
+from kvbench.runner.prompting import encode_prompt, pad, prompt_limit, sample_seed
 from kvbench.runner.rows import Machine, row_bill
 from kvbench.runner.strategy import Report
 from kvbench.tasks.base import PromptRules, Sample, Task
@@ -51,7 +51,7 @@ class SharedTexts:
         room = prompt_limit(self.config.model.prompt_limit, self.loaded.max_length, new_tokens)
         limit = None if room is None else room - max(map(len, asked))
         shared = replace(sample, prompt=sample.prompt[: work.shared], rules=PromptRules(chat=False))
-        prompt = encode(shared, tokenizer, limit=limit)
+        prompt = encode_prompt(shared, tokenizer, limit=limit)
         input_ids, _, prompts = pad([prompt], [sample.query], 0, self.loaded.device, tokenizer.decode)
         length = input_ids.shape[1] + max(map(len, asked)) + new_tokens
         cache = self.config.method.new_cache(self.loaded.model, prompts, max_length=length)
@@ -72,7 +72,7 @@ class SharedTexts:
                 prefill_chunk=runtime.prefill_chunk,
                 observer=peaks,
             )
-        whole = joined(generations)
+        whole = join_generations(generations)
         measured = generation_figures(self.machine, cache, peaks, first, 1, whole)
         row = answer_row(self.task, sample, prompt, whole, 0, row_bill(cache, 0, 1), measured)
         if not whole.rounds:
@@ -80,7 +80,7 @@ class SharedTexts:
         return {**row, "method": cache.notes[0]} if cache.notes else row
 
 
-def joined(generations: Sequence[Generation]) -> Generation:
+def join_generations(generations: Sequence[Generation]) -> Generation:
     """Join the answers to all questions about one text into a single :class:`Generation` with one row.
 
     Tokens and step times are concatenated, negative log-likelihoods are summed, and texts are joined by line feeds. The

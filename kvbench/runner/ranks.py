@@ -30,7 +30,7 @@ LOADING_S = 600.0
 
 
 @contextmanager
-def joined(checked: RunConfig) -> Iterator[Team | None]:
+def joined_ranks(checked: RunConfig) -> Iterator[Team | None]:
     """Join the other ranks of the run inside a ``with`` block; yields the team, or None for a single process.
 
     If an error ends the run on this rank, the other ranks are informed, so that they do not wait for this one.
@@ -48,9 +48,9 @@ def joined(checked: RunConfig) -> Iterator[Team | None]:
             "this data set measures the memory and time of a single process",
             hint="set runtime.tensor_parallel=null, or run python -m experiments.multigpu",
         )
-    from kvbench.models.devices import joined as join
+    from kvbench.models.devices import join_team
 
-    team = join(checked.runtime)
+    team = join_team(checked.runtime)
     assert team is not None
     team.open()
     try:
@@ -102,7 +102,7 @@ def follow(checked: RunConfig, team: Team) -> dict[str, Any]:
     with redirect_stderr(io.StringIO()):  # rank 0 has read the data too, and said what is odd
         samples = {sample.id: sample for sample in task.samples()}
     try:
-        with opened(checked, team) as session:
+        with open_session(checked, team) as session:
             for planned in session.plan([samples[name] for name in wanted]):
                 try:
                     batch(team, session, planned)
@@ -117,7 +117,7 @@ def follow(checked: RunConfig, team: Team) -> dict[str, Any]:
 
 
 @contextmanager
-def opened(checked: RunConfig, team: Team | None) -> Iterator[Session]:
+def open_session(checked: RunConfig, team: Team | None) -> Iterator[Session]:
     """Load the model inside a ``with`` block, and free its memory at the end of the block; yields a session.
 
     The run may not use more memory than ``runtime.memory_limit_gb``, if that is set. The ranks of a team load the model
@@ -140,7 +140,7 @@ def opened(checked: RunConfig, team: Team | None) -> Iterator[Session]:
             )
         session: Session | None = None
         try:
-            session = together(team, lambda: Session(checked))
+            session = on_every_rank(team, lambda: Session(checked))
             yield session
         finally:
             if session is not None:
@@ -148,10 +148,10 @@ def opened(checked: RunConfig, team: Team | None) -> Iterator[Session]:
             release(devices[0])
 
 
-def together(team: Team | None, act: Callable[[], Any]) -> Any:
+def on_every_rank(team: Team | None, act: Callable[[], Any]) -> Any:
     """Call a function on every rank, and return its value on this rank. If it fails on any rank, raise an error on all.
 
-    All ranks of the team must call :func:`together`; None stands for a single process.
+    All ranks of the team must call :func:`on_every_rank`; None stands for a single process.
     """
     if team is None:
         return act()
@@ -167,7 +167,7 @@ def together(team: Team | None, act: Callable[[], Any]) -> Any:
 def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Row]:
     """Run a batch on every rank, and return its rows, with bytes summed over the ranks (:func:`merged`).
 
-    All ranks must call this with the same batch, as for :func:`together`.
+    All ranks must call this with the same batch, as for :func:`on_every_rank`.
 
     Raises:
         PeerError: another rank failed.

@@ -81,7 +81,7 @@ class References:
     def read(self, sample: str, prompt: str) -> Reference | None:
         """Return the stored predictions of a sample; None, after a message, if they are stale or damaged.
 
-        `prompt` is the digest of the prompt, and of the tokens after it if these are given (:func:`digest`).
+        `prompt` is the digest of the prompt, and of the tokens after it if these are given (:func:`token_digest`).
         """
         path = self.path(sample)
         try:
@@ -142,7 +142,7 @@ class References:
             self.say(line)
 
 
-def digest(*tokens: Sequence[int]) -> str:
+def token_digest(*tokens: Sequence[int]) -> str:
     """Return a digest of lists of token ids, for example of a prompt and of the tokens after it."""
     return hashlib.sha256("|".join(",".join(map(str, part)) for part in tokens).encode()).hexdigest()[:16]
 

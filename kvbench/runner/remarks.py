@@ -23,7 +23,7 @@ def untouched(method: Method, rows: Sequence[Row]) -> dict[str, Any] | None:
     reach = method.reach()
     cached = [
         # the last token of an answer or of a span is never cached
-        int(row["prompt_tokens"]) - ("window" in row) + (0 if reach and reach.of_prompt else _steps(row))
+        int(row["prompt_tokens"]) - ("window" in row) + (0 if reach and reach.of_prompt else _step_count(row))
         for row in rows
         if row.get("prompt_tokens")
     ]
@@ -32,14 +32,14 @@ def untouched(method: Method, rows: Sequence[Row]) -> dict[str, Any] | None:
     return {"key": reach.key, "value": reach.value, "exact": reach.tokens, "longest": max(cached)}
 
 
-def _steps(row: Row) -> int:
+def _step_count(row: Row) -> int:
     compared = row.get("fidelity")
     if compared:  # one position per decoded token; a simulated pass decodes none
         return len(compared["kld"]) if compared["mode"] == "decode" else 0
     return max(0, len(row.get("tokens") or ()) - 1)
 
 
-def shown(sample: Sample) -> dict[str, str]:
+def shown_excerpts(sample: Sample) -> dict[str, str]:
     """Return the excerpts of a sample that loggers show.
 
     They are ``prompt_head`` and ``prompt_tail``, up to :data:`SHOWN` characters each, and ``reference``, the first

@@ -69,7 +69,7 @@ class Rerun:
         Raises:
             KvbenchError: only times are to be made, but older code made some answers, and new times are not theirs.
         """
-        current, older = stored.split(rows, now)
+        current, older = stored.split_by_code(rows, now)
         mine = {name: row for name, row in current.items() if row.get(MEASURED, {}).get(MARK) == self.token}
         if self._anew:
             return (dict(current) if self.ended else mine), set()
@@ -98,7 +98,7 @@ def _same_answer(before: Row, row: Row) -> bool:
     """Return True if two rows of a sample have the same answer; of texts and comparisons: close to the same scores."""
     if any(one.get(key) for one in (before, row) for key in ("tokens", "prediction")):
         return all(before.get(key) == row.get(key) for key in ("tokens", "prediction"))
-    numbers = [_numbers(one.get("scores")) | _numbers(one.get("nll")) | _divergence(one) for one in (before, row)]
+    numbers = [_numbers(one.get("scores")) | _numbers(one.get("nll")) | _row_divergence(one) for one in (before, row)]
     return all(
         math.isclose(value, numbers[1].get(key, math.nan), rel_tol=CLOSE, abs_tol=NOISE)
         for key, value in numbers[0].items()
@@ -110,6 +110,6 @@ def _numbers(values: Any) -> dict[str, float]:
     return {key: value for key, value in pairs if isinstance(value, (int, float))}
 
 
-def _divergence(row: Row) -> dict[str, float]:
+def _row_divergence(row: Row) -> dict[str, float]:
     values = (row.get("fidelity") or {}).get("kld")
     return {"kld": sum(values) / len(values)} if values else {}

@@ -25,7 +25,7 @@ from kvbench.runner.run_state import RunState
 from kvbench.runner.scoring import rescored
 from kvbench.runner.steps import Batch, Steps, alone
 from kvbench.tasks.base import Sample
-from kvbench.util.failures import describe, is_out_of_memory
+from kvbench.util.failures import describe_error, is_out_of_memory
 from kvbench.util.progress import Progress, say
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 OPTIONAL = ("weights", "arithmetic", "usual_dtype", "slower")
 
 
-def run(config: RunConfig | Mapping[str, Any], begun: Callable[[str], None] | None = None) -> dict[str, Any]:
+def answer_run(config: RunConfig | Mapping[str, Any], begun: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Run the samples of one configuration that have no stored row yet, and return the run's metrics.
 
     If no sample is missing, no model is loaded. If the scorer has changed, stored answers are scored again.
@@ -63,7 +63,7 @@ def run(config: RunConfig | Mapping[str, Any], begun: Callable[[str], None] | No
     """
     checked = config if isinstance(config, RunConfig) else checked_config(config)
     check_here(checked)
-    with ranks.terminated_as_interrupt(), ranks.joined(checked) as team:
+    with ranks.terminated_as_interrupt(), ranks.joined_ranks(checked) as team:
         if team is not None and team.rank > 0:
             return ranks.follow(checked, team)
         name = run_id(resolve.material(checked))
@@ -116,9 +116,9 @@ class RunSteps(RunState):
             if before.get("env") and self.store.environment() != before["env"]:
                 self.store.write_environment(before["env"])
         wanted = [sample.id for sample in self.samples]
-        stored.check(self.rows, wanted, len(missing), self.code, self.checked, label=self.label, say=say)
-        ends = {sample.id: remarks.shown(sample) for sample in self.samples}
-        self.logger = loggers.load(
+        stored.check_older_rows(self.rows, wanted, len(missing), self.code, self.checked, label=self.label, say=say)
+        ends = {sample.id: remarks.shown_excerpts(sample) for sample in self.samples}
+        self.logger = loggers.load_logger(
             self.checked.logger, self.store.run_id, self.config, self.label, say, self.store.path
         )
         try:
@@ -135,7 +135,7 @@ class RunSteps(RunState):
             self._finish("interrupted")
             raise
         except Exception as error:
-            self.failures.errors.append({"sample": None, **describe(error)})
+            self.failures.errors.append({"sample": None, **describe_error(error)})
             with suppress(DiskError):  # the error that is being raised may be the same full disk
                 self._finish("error")
             raise
@@ -154,7 +154,7 @@ class RunSteps(RunState):
 
     def _drop_older(self) -> None:
         """Drop the rows made by older code, so that their samples run again; the new rows will replace them on disk."""
-        self.rows, older = stored.split(self.rows, self.code)
+        self.rows, older = stored.split_by_code(self.rows, self.code)
         if older:
             say(
                 f"{self.label}: {len(older)} stored samples were made by older code; running them again, because "
@@ -246,7 +246,7 @@ class RunSteps(RunState):
 
         self._settle_arithmetic()
         origins.settle(self.store, self.checked)  # before weights are loaded, if they are on this machine
-        several = workers.number(self.checked)
+        several = workers.worker_count(self.checked)
         if several == 1:
             device = homes(self.checked.runtime)[0]
             self.environment = environment(str(device), device_name(device))
@@ -256,9 +256,9 @@ class RunSteps(RunState):
         with ExitStack() as stack:
             try:
                 opening: AbstractContextManager[Session | Workers] = (
-                    ranks.opened(self.checked, self.team)
+                    ranks.open_session(self.checked, self.team)
                     if several == 1
-                    else workers.opened(self.checked, missing, several)
+                    else workers.open_workers(self.checked, missing, several)
                 )
                 session = stack.enter_context(opening)
             except Exception as error:

@@ -80,7 +80,7 @@ class RunState:
         self.again -= {row["id"] for row in rows}
         samples = {sample.id: sample for sample in batch}
         for row in rows:
-            self.logger.sample({**row, **remarks.shown(samples[row["id"]])})
+            self.logger.sample({**row, **remarks.shown_excerpts(samples[row["id"]])})
         bar.advance(len(rows), remarks.note(rows[-1]))
         return True
 

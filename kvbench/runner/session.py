@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvbench.cache.options import Options
 from kvbench.config.run_config import RunConfig
-from kvbench.decoding.drafting import prepare
+from kvbench.decoding.drafting import prepare_draft
 from kvbench.errors import ConfigError
 from kvbench.models import shared
-from kvbench.models.load import LoadedModel, load
+from kvbench.models.load import LoadedModel, load_model
 from kvbench.profiling.device import device_name
 from kvbench.results.environment import cpu_name
 from kvbench.results.samples import Row
@@ -41,8 +41,8 @@ class Session:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        loaded = shared.take(config.model, config.runtime, load)
-        prepare(loaded.model, config.method.speculation)
+        loaded = shared.take(config.model, config.runtime, load_model)
+        prepare_draft(loaded.model, config.method.speculation)
         self._loaded: LoadedModel | None = loaded
         self.device = loaded.device
         name = device_name(loaded.device) or cpu_name()

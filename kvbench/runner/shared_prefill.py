@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvbench.cache import KVCache
-from kvbench.decoding.shared_prefill import ReadPrompt, read
+from kvbench.decoding.shared_prefill import ReadPrompt, read_prompts
 from kvbench.errors import ConfigError
 from kvbench.profiling import roofline
 from kvbench.profiling.memory import release
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Result = list[Row] | Exception
 
 
-def rows(sessions: Sequence[Session], samples: Sequence[Sample]) -> list[Result]:
+def shared_rows(sessions: Sequence[Session], samples: Sequence[Sample]) -> list[Result]:
     """Run a batch for several methods, and return for each its rows or its error.
 
     The sessions share a model and a data set, and their methods can share a prefill. Every session runs its first batch
@@ -43,7 +43,7 @@ def rows(sessions: Sequence[Session], samples: Sequence[Sample]) -> list[Result]
     results: dict[int, Result] = {}
     for places in ready.values():
         if len(places) > 1:
-            results |= zip(places, _shared([sessions[i] for i in places], samples), strict=True)
+            results |= zip(places, _shared_results([sessions[i] for i in places], samples), strict=True)
     return [results[i] if i in results else _alone(session, samples) for i, session in enumerate(sessions)]
 
 
@@ -56,13 +56,13 @@ def _alone(session: Session, samples: Sequence[Sample]) -> Result:
         return error
 
 
-def _shared(sessions: Sequence[Session], samples: Sequence[Sample]) -> list[Result]:
+def _shared_results(sessions: Sequence[Session], samples: Sequence[Sample]) -> list[Result]:
     strategies = [session.answers() for session in sessions]
     try:
         batch = strategies[0].batch(samples)
     except Exception as error:
         return [error for _ in sessions]
-    home, reason = place(strategies, batch)
+    home, reason = choose_home(strategies, batch)
     if reason:
         say(f"{samples[0].id}: each method reads the prompt by itself: {reason}")
         return [_alone(session, samples) for session in sessions]
@@ -74,7 +74,7 @@ def _shared(sessions: Sequence[Session], samples: Sequence[Sample]) -> list[Resu
             caches.append(error)
     prompt: ReadPrompt | None = None
     try:
-        prompt = _read(strategies[0], [cache for cache in caches if isinstance(cache, KVCache)], batch, home)
+        prompt = _read_shared(strategies[0], [cache for cache in caches if isinstance(cache, KVCache)], batch, home)
     except Exception as error:
         if not is_out_of_memory(error):
             return [cache if isinstance(cache, Exception) else error for cache in caches]
@@ -100,9 +100,11 @@ def _shared(sessions: Sequence[Session], samples: Sequence[Sample]) -> list[Resu
     return results
 
 
-def _read(strategy: Answers, caches: Sequence[KVCache], batch: PromptBatch, home: torch.device | None) -> ReadPrompt:
+def _read_shared(
+    strategy: Answers, caches: Sequence[KVCache], batch: PromptBatch, home: torch.device | None
+) -> ReadPrompt:
     runtime = strategy.config.runtime
-    return read(
+    return read_prompts(
         strategy.loaded.model,
         caches,
         batch.padded,
@@ -114,7 +116,7 @@ def _read(strategy: Answers, caches: Sequence[KVCache], batch: PromptBatch, home
     )
 
 
-def place(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[torch.device | None, str]:
+def choose_home(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[torch.device | None, str]:
     """Decide where to keep a batch's keys and values between prefill and the methods' placing.
 
     They stay on the model's device if its free memory is predicted to suffice for them together with the prefill's
@@ -124,8 +126,8 @@ def place(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[torch.devi
         The device, None for that of the model; and an empty text, or the reason why neither has enough memory.
     """
     loaded = strategies[0].loaded
-    shared_bytes, working = predicted(strategies, batch)
-    on_device, on_host = memory(loaded.device), memory(torch.device("cpu"))
+    shared_bytes, working = predicted_bytes(strategies, batch)
+    on_device, on_host = unused_memory(loaded.device), unused_memory(torch.device("cpu"))
     if on_device is None or shared_bytes + working <= SHARE * on_device:
         return None, ""
     if loaded.device.type != "cpu" and (on_host is None or shared_bytes <= SHARE * on_host):
@@ -136,7 +138,7 @@ def place(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[torch.devi
     )
 
 
-def predicted(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[int, int]:
+def predicted_bytes(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[int, int]:
     """Predict the bytes that a shared prefill takes in addition to the weights.
 
     Returns:
@@ -160,7 +162,7 @@ def predicted(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[int, i
     return exact * tokens + observed, max(alive, exact * (tokens + batch.new_tokens))
 
 
-def memory(device: torch.device) -> float | None:
+def unused_memory(device: torch.device) -> float | None:
     """Return the free bytes of a GPU or of the host; None if they are unknown."""
     if device.type == "cuda":
         return free_bytes(device, None)

@@ -101,14 +101,14 @@ def code(config: Mapping[str, Any]) -> Code:
     quantizer = config.get("quantizer") or {}
     method, task = (str(config[group].get("_target_") or "") for group in ("method", "dataset"))
     own = {**_method(method, quantizer.get("name") not in (None, "none")), **_task(task)}
-    return {**own, **shared(), **codes.storage_now(config)}
+    return {**own, **shared_code(), **codes.storage_now(config)}
 
 
-def shared() -> Code:
+def shared_code() -> Code:
     """Return the digests of the parts of kvbench's code that all methods and tasks use, by name (:data:`SHARED`)."""
     digests: Code = {}
     for part, (packages, left_out) in SHARED.items():
-        files = {name: path for package in packages for name, path in modules.files(package).items()}
+        files = {name: path for package in packages for name, path in modules.package_files(package).items()}
         digests[part] = _combined(
             {name: modules.digest_of_file(path) or "" for name, path in files.items() if not below(name, left_out)}
         )
@@ -124,7 +124,7 @@ def _method(target: str, quantized: bool) -> Code:
         quantizers |= set(modules.submodules(_QUANTIZERS))
     return {
         "method": _combined({name: module.digest for name, module in reached.items() if name not in quantizers}),
-        "quantizer": _combined({name: _whole(name) for name in quantizers}),
+        "quantizer": _combined({name: _digest_or_empty(name) for name in quantizers}),
     }
 
 
@@ -161,8 +161,8 @@ def _follow(target: str, packages: tuple[str, ...]) -> Callable[[str], bool]:
     return lambda name: below(name, inside) or own(name)
 
 
-def _whole(name: str) -> str:
-    return modules.digest(name) or ""
+def _digest_or_empty(name: str) -> str:
+    return modules.module_digest(name) or ""
 
 
 def _combined(digests: Mapping[str, str]) -> str | None:

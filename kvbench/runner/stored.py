@@ -25,7 +25,7 @@ class OlderCodeError(KvbenchError):
     """Error for a run that lacks samples and has rows made by older code, because a run must not mix the two."""
 
 
-def split(rows: Mapping[str, Row], now: Code) -> tuple[dict[str, Row], dict[str, list[str]]]:
+def split_by_code(rows: Mapping[str, Row], now: Code) -> tuple[dict[str, Row], dict[str, list[str]]]:
     """Separate stored rows into those that the current code made and those that older code made.
 
     `now` holds the digests of the current code (:mod:`kvbench.runner.sources`).
@@ -59,7 +59,7 @@ def kept_arithmetic(
     return None
 
 
-def check(
+def check_older_rows(
     rows: Mapping[str, Row],
     wanted: Sequence[str],
     missing: int,
@@ -78,7 +78,7 @@ def check(
         checked: ``runtime.mix_code=true`` turns the error into a warning, unless the storage is among what has changed.
     """
     stored = {name: rows[name] for name in wanted if name in rows}
-    _, older = split(stored, now)
+    _, older = split_by_code(stored, now)
     if not older:
         return
     finding = f"{len(older)} of {len(wanted)} samples {_changes(stored, older, now)}"
@@ -117,7 +117,7 @@ def _changes(stored: Mapping[str, Row], older: Mapping[str, list[str]], now: Cod
 
 
 def remedies(older: Mapping[str, list[str]], checked: RunConfig) -> str:
-    """Return the hint for a run with rows made by older code, as :func:`split` returns them.
+    """Return the hint for a run with rows made by older code, as :func:`split_by_code` returns them.
 
     It names two remedies: to run these samples again, or to increase the `version` of a changed class, which starts a
     new run.

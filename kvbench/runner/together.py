@@ -9,16 +9,16 @@ from typing import Any
 
 from kvbench.config.prerequisites import check_here
 from kvbench.config.run_config import RunConfig, checked_config
-from kvbench.decoding.shared_prefill import refusal as method_refusal
+from kvbench.decoding.shared_prefill import sharing_refusal
 from kvbench.errors import KvbenchError
 from kvbench.models import shared
 from kvbench.results.identity import run_id, short_name
 from kvbench.results.store import RunStore
 from kvbench.runner import ranks, resolve, shared_prefill
-from kvbench.runner.run import RunSteps, run
+from kvbench.runner.run import RunSteps, answer_run
 from kvbench.runner.session import Session
 from kvbench.runner.steps import Batch, Steps
-from kvbench.util.progress import lines, say
+from kvbench.util.progress import lines_instead_of_bars, say
 
 #: a run's metrics, or the error with which it ended
 Result = dict[str, Any] | Exception
@@ -33,7 +33,7 @@ class _Member:
     name: str
 
 
-def refusal(checked: RunConfig) -> str | None:
+def run_sharing_refusal(checked: RunConfig) -> str | None:
     """Return why a run cannot share its prefills with others; None if it can."""
     runtime = checked.runtime
     if checked.task.adaptive or checked.task.times_only or checked.task.single_process:
@@ -44,7 +44,7 @@ def refusal(checked: RunConfig) -> str | None:
         return "logger=wandb follows one run at a time; python -m kvbench.publish sends runs afterwards"
     if runtime.memory_limit_gb is not None:
         return "its memory is limited (runtime.memory_limit_gb)"
-    return method_refusal(checked.method)
+    return sharing_refusal(checked.method)
 
 
 def run_together(
@@ -54,7 +54,7 @@ def run_together(
 ) -> list[Result]:
     """Run several configurations that differ only in the method, and return the metrics or the error of each.
 
-    Runs that cannot share a prefill (:func:`refusal`) run by themselves afterwards; a message says why.
+    Runs that cannot share a prefill (:func:`run_sharing_refusal`) run by themselves afterwards; a message says why.
 
     Args:
         begun: called with the index and the id of a run before it starts.
@@ -79,7 +79,7 @@ def run_together(
         except Exception as error:
             end(place, error)
             continue
-        reason = refusal(checked)
+        reason = run_sharing_refusal(checked)
         if reason is None and members and member.name.split("-")[0] != members[0].name.split("-")[0]:
             reason = "its model, data or decoding options are others"
         if reason is None and member.name in [other.name for other in members]:
@@ -92,11 +92,11 @@ def run_together(
     if len(members) == 1:
         alone = sorted([members.pop().place, *alone])
     if members:
-        with ranks.terminated_as_interrupt(), shared.sharing(), lines():
+        with ranks.terminated_as_interrupt(), shared.sharing(), lines_instead_of_bars():
             _side_by_side(members, begun, end)
     for place in alone:
         try:
-            metrics: Result = run(configs[place], lambda name, place=place: begun(place, name))  # type: ignore[misc]
+            metrics: Result = answer_run(configs[place], lambda name, place=place: begun(place, name))  # type: ignore[misc]
         except Exception as error:
             metrics = error
         end(place, metrics)
@@ -144,7 +144,7 @@ def _side_by_side(
                 ids = _ids(waiting[first])
                 places = [place for place in waiting if _ids(waiting[place]) == ids]
                 sessions = [session for place in places if isinstance(session := waiting[place].session, Session)]
-                rows = shared_prefill.rows(sessions, waiting[first].samples)
+                rows = shared_prefill.shared_rows(sessions, waiting[first].samples)
                 for place, result in zip(places, rows, strict=True):
                     step = under_way[place]
                     if isinstance(result, Exception):

@@ -76,7 +76,7 @@ class Workers:
         return [(self._batches[index], answer) for index, answer in self._crew.unseen() if isinstance(index, int)]
 
 
-def number(checked: RunConfig) -> int:
+def worker_count(checked: RunConfig) -> int:
     """Return the number of worker processes of a run; 1 if the run takes place in this process.
 
     Raises:
@@ -125,7 +125,7 @@ def _gpu_count() -> int:
 
 
 @contextmanager
-def opened(checked: RunConfig, missing: Sequence[Sample], count: int) -> Iterator[Workers]:
+def open_workers(checked: RunConfig, missing: Sequence[Sample], count: int) -> Iterator[Workers]:
     """Start the workers inside a ``with`` block, and end them at its end; yields them once the first one is ready."""
     plain = checked.plain
     alone = {**plain, "runtime": {**plain["runtime"], "workers": 1}, "logger": {"name": "none"}}
@@ -166,7 +166,7 @@ def serve(argument: Mapping[str, Any], place: int, opening: Callable[..., Any] |
     """Load the model of a run in a worker process inside a ``with`` block, and yield what the worker answers.
 
     `argument` has ``config``, the configuration as plain data, and ``count``, the number of workers. `place` is the
-    number of the worker, from 0. `opening` opens a session; None for :func:`kvbench.runner.ranks.opened`.
+    number of the worker, from 0. `opening` opens a session; None for :func:`kvbench.runner.ranks.open_session`.
     """
     from kvbench.runner import ranks
 
@@ -177,5 +177,5 @@ def serve(argument: Mapping[str, Any], place: int, opening: Callable[..., Any] |
 
         task.bind(load_tokenizer(checked.model))
     checked.method.ready()
-    with (opening or ranks.opened)(checked, None) as session:
+    with (opening or ranks.open_session)(checked, None) as session:
         yield _Served(session, task, argument["count"])

@@ -13,7 +13,7 @@ from kvbench.tasks.template import text_of
 Option = tuple[str, str]
 
 
-def options(value: Any, field: str, place: str) -> list[Option]:
+def choice_options(value: Any, field: str, place: str) -> list[Option]:
     """Return the options of a multiple-choice question, each as a pair of its label and its text.
 
     Args:
@@ -49,7 +49,7 @@ def options(value: Any, field: str, place: str) -> list[Option]:
     return [(text_of(label, field, place), text) for label, text in pairs]
 
 
-def listed(offered: Sequence[Option]) -> str:
+def lettered_options(offered: Sequence[Option]) -> str:
     """Return the options as text for a prompt: one line per option, lettered in order, as ``A. text``."""
     return "\n".join(f"{letter}. {text}" for letter, (_, text) in zip(LETTERS, offered, strict=False))
 

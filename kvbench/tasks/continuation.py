@@ -79,8 +79,8 @@ class Continuation(TokenTask):
 
     @cached_property
     def checksum(self) -> str:
-        """Checksum of the texts (see :func:`kvbench.tasks.data.fingerprint`)."""
-        return data.fingerprint(({"text": text} for text in self.documents), ("text",))
+        """Checksum of the texts (see :func:`kvbench.tasks.data.records_fingerprint`)."""
+        return data.records_fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
         """Yield which file of the hub the data set needs, as a pair of its source and a name (:meth:`Task.files`)."""

@@ -28,8 +28,7 @@ __all__ = [
     "Record",
     "check_split",
     "download",
-    "find",
-    "fingerprint",
+    "find_records",
     "is_file",
     "is_single",
     "local",
@@ -37,6 +36,7 @@ __all__ = [
     "read_json",
     "read_records",
     "read_text",
+    "records_fingerprint",
 ]
 
 #: hint of the error for a file that is neither on this machine nor available from the hub
@@ -50,7 +50,7 @@ _SPLIT = re.compile(r"[\w.-]+(/[\w.-]+)*")
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 
-def find(
+def find_records(
     source: HubSource,
     task: str,
     path: str | None,
@@ -80,7 +80,7 @@ def find(
         if single:
             return _member(place, task, what) if place.suffix == ".zip" else Found(place)
         return _in_folder(place, source, task, what, endings, others or {})
-    name, member = _split(source.file.replace("{task}", task))
+    name, member = _split_member(source.file.replace("{task}", task))
     first, *more = cached(source, name, what) or download(source, name, what, remedy)
     return Found(first, member, tuple(more))
 
@@ -128,7 +128,7 @@ def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
     return place, kind
 
 
-def fingerprint(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
+def records_fingerprint(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
     """Return the checksum of a data set: 16 hex digits of the SHA-256 over the given fields of all records, in order.
 
     The format of the file that held the records does not affect it.
@@ -146,7 +146,7 @@ def _in_folder(
     path: Path, source: HubSource, task: str, what: str, endings: Sequence[str], others: Mapping[str, str]
 ) -> Found:
     """Return the file of a folder that holds a task's records. Raises DataError unless exactly one file matches."""
-    name, member = _split(source.file.replace("{task}", task))
+    name, member = _split_member(source.file.replace("{task}", task))
     candidates = []
     if is_file(path / name, f"{what}: ") and (member is None or member in _members(path / name, what)):
         candidates.append(Found(path / name, member))
@@ -205,6 +205,6 @@ def _members(path: Path, what: str) -> list[str]:
         raise DataError(f"{what}: {path} is not a readable archive: {error}") from error
 
 
-def _split(name: str) -> tuple[str, str | None]:
+def _split_member(name: str) -> tuple[str, str | None]:
     first, _, member = name.partition("!")
     return first, member or None

@@ -21,8 +21,7 @@ from kvbench.tasks.load import load
 from kvbench.tasks.perplexity import Perplexity
 from kvbench.tasks.texts import DOCUMENTS
 from kvbench.tasks.work import CompareTokens, Generate, ScoreText
-from kvbench.util.confdir import options as choices
-from kvbench.util.confdir import read_choice
+from kvbench.util.confdir import group_options, read_choice
 from kvbench.util.requirements import Package
 from kvbench.util.schema import MOST_TOKENS, bounded, unknown
 
@@ -133,7 +132,7 @@ class Fidelity(TokenTask):
                 )
             text = {"text": self.text} if self.text == BUNDLED_TEXT else {"text": "text", "path": self.text}
             return load({"_target_": WINDOWS, "name": self.name, **text, **spans})
-        names = choices("dataset")
+        names = group_options("dataset")
         if self.over not in names:
             raise unknown("dataset.over", self.over, "no such data set", names)
         content = read_choice(names[self.over])

@@ -174,18 +174,18 @@ def _unpacked(file: Found, most: int) -> Iterator[bytes]:
             if archive.getinfo(file.member).file_size > most:
                 raise too_large(file)
             with archive.open(file.member) as stream:
-                yield from _read(stream)
+                yield from _read_pieces(stream)
     elif file.path.suffix == ".gz":
         with gzip.open(file.path) as stream:
-            yield from _read(stream)
+            yield from _read_pieces(stream)
     else:
         with file.path.open("rb") as stream:
             if os.fstat(stream.fileno()).st_size > most:
                 raise too_large(file)
-            yield from _read(stream)
+            yield from _read_pieces(stream)
 
 
-def _read(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
+def _read_pieces(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
     while piece := stream.read(_PIECE):
         yield piece
 

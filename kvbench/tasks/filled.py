@@ -33,7 +33,7 @@ class Filled:
     queries: list[str]
 
 
-def filled(tokenizer: Any, count: int, rows: int, seed: int = 0) -> Filled:
+def filled_prompts(tokenizer: Any, count: int, rows: int, seed: int = 0) -> Filled:
     """Return prompts of exactly `count` tokens: random sentences as the context, then a question about one of them.
 
     If the question would take up more than half of a prompt, it is left out of the prompt and appears only in

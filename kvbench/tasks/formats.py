@@ -81,7 +81,7 @@ def placed_records(file: Found) -> Iterator[tuple[str, Record]]:
 def read_json(file: Found) -> Any:
     """Return the content of a file that is one JSON value. Raises DataError if it is damaged, too large or not JSON."""
     try:
-        return _whole(file.content(), file)
+        return _whole_json(file.content(), file)
     except MemoryError as error:
         raise no_memory(file) from error
 
@@ -108,12 +108,12 @@ def _numbered(file: Found) -> Iterator[tuple[str, Any]]:
     if file.ending == ".parquet":
         values: Iterable[Any] = parquet_records(file)
     elif file.ending == ".json" and (content := file.content()).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
-        values = _whole(content, file)
+        values = _whole_json(content, file)
     elif file.ending == ".csv":
         yield from _csv(file)
         return
     else:
-        for number, line in enumerate(_lines(file), start=1):
+        for number, line in enumerate(_record_lines(file), start=1):
             place = f"{file} line {number}"
             text = utf8(line, place)
             if text.strip():
@@ -123,7 +123,7 @@ def _numbered(file: Found) -> Iterator[tuple[str, Any]]:
         yield f"{file} record {number}", value
 
 
-def _lines(file: Found) -> Iterator[bytes]:
+def _record_lines(file: Found) -> Iterator[bytes]:
     """Yield the lines without their line feeds. Raises DataError if a line or their number exceeds its limit."""
     most, most_content = limit(MAX_LINE), limit(MAX_FILE)
     begun: list[bytes] = []
@@ -186,7 +186,7 @@ def _first_nan(value: Any) -> str | None:
     return None
 
 
-def _whole(content: bytes, file: Found) -> Any:
+def _whole_json(content: bytes, file: Found) -> Any:
     """Parse content that is one JSON value. Raises DataError if it has more values than the limit allows."""
     if _VALUE * sum(map(content.count, (b",", b"[", b"{"))) > limit(MAX_FILE):
         raise too_large(file)

@@ -19,7 +19,7 @@ from kvbench.metrics import answers, gsm8k
 from kvbench.metrics.answers import LETTERS, Metric
 from kvbench.tasks import data
 from kvbench.tasks.base import PromptRules, Sample, Task, check_shots
-from kvbench.tasks.choices import correct, listed, options
+from kvbench.tasks.choices import choice_options, correct, lettered_options
 from kvbench.tasks.data import HubSource, Record
 from kvbench.tasks.records import FILLED_TEXT
 from kvbench.tasks.template import Entry, Template, lookup, text_of
@@ -199,7 +199,9 @@ class Records(Task):
                 f"  hint: name a folder with files for {self.examples} and {self.split}, or set dataset.shots=0"
             )
         endings = (*data.ENDINGS, ".csv", ".csv.gz")
-        files = {split: data.find(self.source, split, self.path, what, endings=endings) for split in self._splits}
+        files = {
+            split: data.find_records(self.source, split, self.path, what, endings=endings) for split in self._splits
+        }
         splits = {
             split: [self.entry(record, place) for place, record in data.placed_records(file)]
             for split, file in files.items()
@@ -239,8 +241,8 @@ class Records(Task):
         """
         given, offered = {}, []
         if self.choices is not None:
-            offered = options(lookup(record, self.choices, place), self.choices, place)
-            given["choices"] = listed(offered)
+            offered = choice_options(lookup(record, self.choices, place), self.choices, place)
+            given["choices"] = lettered_options(offered)
         if self._context is not None:
             context, _ = self._context.render(record, place, given)
             FILLED_TEXT.check(context, str(self.context), place)
@@ -308,7 +310,9 @@ class Records(Task):
             "target": "records",
             "version": self.version,
             "sha256": {
-                split: data.fingerprint(map(vars, entries), ("prompt", "context", "query", "answers", "options"))
+                split: data.records_fingerprint(
+                    map(vars, entries), ("prompt", "context", "query", "answers", "options")
+                )
                 for split, entries in self.entries.items()
             },
             "stop": list(self.stop),
@@ -327,4 +331,4 @@ class Records(Task):
         The metric ``gsm8k`` adds ``strict`` and ``flexible``.
         """
         options = sample.meta.get("options", 0)
-        return answers.score(self.metric, prediction, sample.answers, pattern=self.pattern, options=options)
+        return answers.score_answers(self.metric, prediction, sample.answers, pattern=self.pattern, options=options)

@@ -175,7 +175,7 @@ class GSM8K(Records):
             "version": self.version,
             "style": self.style,
             "sha256": {
-                split: data.fingerprint((entry.record for entry in entries), tuple(FIELDS))
+                split: data.records_fingerprint((entry.record for entry in entries), tuple(FIELDS))
                 for split, entries in self.entries.items()
             },
             "shots": self.shots,

@@ -73,7 +73,7 @@ def cached(source: HubSource, name: str, what: str) -> list[Path] | None:
         try:
             settle(repository, repository.commit(), "the hub's cache on this machine")
         except HubError as error:
-            raise refusal(source, name, what, error, "") from error
+            raise unavailable_error(source, name, what, error, "") from error
     return files or None
 
 
@@ -98,7 +98,7 @@ def download(source: HubSource, name: str, what: str, remedy: str) -> list[Path]
             note_split(repository, name, files.files)
         return [folder / file for file in files.files]
     except HubError as error:
-        raise refusal(source, name, what, error, remedy) from error
+        raise unavailable_error(source, name, what, error, remedy) from error
 
 
 def sizes(source: HubSource, name: str, what: str, remedy: str) -> tuple[int, int | None]:
@@ -125,10 +125,10 @@ def sizes(source: HubSource, name: str, what: str, remedy: str) -> tuple[int, in
         files: Plan = plan(repository, lambda names: _matching(names, name, what, repository), "README.md")
         return files.total, files.missing_bytes
     except HubError as error:
-        raise refusal(source, name, what, error, remedy) from error
+        raise unavailable_error(source, name, what, error, remedy) from error
 
 
-def refusal(source: HubSource, name: str, what: str, error: HubError, remedy: str) -> DataError:
+def unavailable_error(source: HubSource, name: str, what: str, error: HubError, remedy: str) -> DataError:
     """Convert a failed hub request into a DataError that says which file is unavailable, why, and what the user can do.
 
     `remedy` is shown only if `error` says that the file is absent from this machine; it may be empty.

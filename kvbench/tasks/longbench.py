@@ -40,20 +40,20 @@ FIELDS = {"input": TEXT, "context": FILLED_TEXT, "answers": TEXTS, "length": COU
 
 
 @cache
-def templates() -> dict[str, dict[str, Any]]:
+def longbench_templates() -> dict[str, dict[str, Any]]:
     """Return LongBench's official ``prompt`` templates and answer lengths (``max_new_tokens``) by task, in order."""
     path = Path(__file__).with_name("longbench.json")
     tasks: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["tasks"]
     return tasks
 
 
-def groups() -> dict[str, tuple[str, ...]]:
+def task_groups() -> dict[str, tuple[str, ...]]:
     """Return the names that can stand for several tasks in ``dataset.tasks``, each with its task names.
 
     They are ``all`` (the 21 tasks of LongBench), ``en`` (the 16 that are not in Chinese) and ``e`` (the 13 of
     LongBench-E).
     """
-    names = tuple(templates())
+    names = tuple(longbench_templates())
     return {"all": names, "en": tuple(name for name in names if name not in CHINESE), "e": EXTENDED}
 
 
@@ -62,7 +62,7 @@ class LongBench(Task):
     """The data set LongBench or LongBench-E, or a selection of their tasks.
 
     Args:
-        tasks: names of tasks, or of one group of tasks: ``all``, ``en`` or ``e`` (:func:`groups`).
+        tasks: names of tasks, or of one group of tasks: ``all``, ``en`` or ``e`` (:func:`task_groups`).
         path: a local copy: a folder with one file per task (``<task>.jsonl``, .jsonl.gz, .json or .parquet), the
             official data.zip, or the file of a single task. None downloads the files from the hub.
         limit: number of records per task, taken from the beginning of its file; None for all.
@@ -89,11 +89,11 @@ class LongBench(Task):
 
     def check(self) -> None:
         """Raise ConfigError if the list of tasks is empty, has unknown or repeated names, or `source` is malformed."""
-        allowed = (*groups(), *templates(), *EXTENDED)
+        allowed = (*task_groups(), *longbench_templates(), *EXTENDED)
         if not self.names:
             raise ConfigError("dataset.tasks", [], "must not be empty", allowed=allowed)
         for name in self.names:
-            if name not in templates() and name not in EXTENDED:
+            if name not in longbench_templates() and name not in EXTENDED:
                 raise ConfigError("dataset.tasks", name, "is not a task of LongBench", allowed=allowed)
         if len(set(self.names)) < len(self.names):
             raise ConfigError("dataset.tasks", list(self.names), "lists a task twice")
@@ -109,7 +109,7 @@ class LongBench(Task):
     def names(self) -> tuple[str, ...]:
         """Names of the selected tasks, in the order in which they run; a group's name is replaced by its tasks."""
         if isinstance(self.tasks, str):
-            return groups().get(self.tasks, (self.tasks,))
+            return task_groups().get(self.tasks, (self.tasks,))
         return self.tasks
 
     @cached_property
@@ -132,22 +132,22 @@ class LongBench(Task):
         others = {
             **{
                 other: f"it is the task '{other}' of LongBench; set dataset=longbench to read it"
-                for other in templates()
+                for other in longbench_templates()
             },
             **{
                 other: f"it is the task '{other}' of LongBench-E; set dataset=longbench_e to read it"
                 for other in EXTENDED
             },
         }
-        file = data.find(self.source, name, self.path, f"dataset {self.name}", others=others)
+        file = data.find_records(self.source, name, self.path, f"dataset {self.name}", others=others)
         return data.read_records(
             file, FIELDS, lambda record: metric.unanswerable(name, record["answers"], record["all_classes"])
         )
 
     @cached_property
     def checksums(self) -> dict[str, str]:
-        """Checksum of each task's records, keyed by task (see :func:`kvbench.tasks.data.fingerprint`)."""
-        return {name: data.fingerprint(records, tuple(FIELDS)) for name, records in self.records.items()}
+        """Checksum of each task's records, keyed by task (see :func:`kvbench.tasks.data.records_fingerprint`)."""
+        return {name: data.records_fingerprint(records, tuple(FIELDS)) for name, records in self.records.items()}
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
         """Yield the hub files of the selected tasks. See :meth:`Task.files`."""
@@ -168,7 +168,7 @@ class LongBench(Task):
             record: the record, with the fields of :data:`FIELDS`.
         """
         base = metric.base_name(task)
-        template: str = templates()[base]["prompt"]
+        template: str = longbench_templates()[base]["prompt"]
         prompt = template.format(**record)
         start = template.index("{context}")
         newline_ends = base == "samsum"
@@ -180,7 +180,7 @@ class LongBench(Task):
             # templates without {input} get no query of their own: see `query_source`
             query=record["input"] if "{input}" in template else "",
             answers=tuple(record["answers"]),
-            max_new_tokens=self.max_new_tokens or templates()[base]["max_new_tokens"],
+            max_new_tokens=self.max_new_tokens or longbench_templates()[base]["max_new_tokens"],
             truncation="longbench",
             target=_target(prompt, record["answers"]),
             query_source="last_chunk" if base in _CODE else None,
@@ -226,7 +226,7 @@ class LongBench(Task):
         """
         dataset, classes = sample.meta["dataset"], sample.meta["all_classes"]
         try:
-            scores = {"score": metric.score(dataset, prediction, sample.answers, classes)}
+            scores = {"score": metric.score_longbench(dataset, prediction, sample.answers, classes)}
         except ValueError as error:
             raise DataError(f"record {sample.id}: {error}.") from error
         limited = metric.limited_rouge(dataset, prediction, sample.answers)

@@ -14,7 +14,7 @@ from typing import Any
 from kvbench.errors import DataError
 from kvbench.metrics.answers import Metric
 from kvbench.tasks import data
-from kvbench.tasks.choices import options
+from kvbench.tasks.choices import choice_options
 from kvbench.tasks.data import Record
 from kvbench.tasks.from_records import Records
 from kvbench.tasks.records import FILLED_TEXT
@@ -51,7 +51,7 @@ class OpenBookQA(Records):
             DataError: the question, an option or the answer is missing or empty, or the options are not labelled A to
                 D.
         """
-        labels = [label for label, _ in options(lookup(record, CHOICES, place), "choices", place)]
+        labels = [label for label, _ in choice_options(lookup(record, CHOICES, place), "choices", place)]
         if labels != list("ABCD"):
             raise DataError(f"{place}: field 'choices' has the labels {', '.join(labels)}; expected A, B, C, D.")
         FILLED_TEXT.check(lookup(record, STEM, place), "stem", place)
@@ -67,7 +67,7 @@ class OpenBookQA(Records):
             "target": "openbookqa",
             "version": self.version,
             "sha256": {
-                split: data.fingerprint(map(_plain, entries), ("stem", "choices", "key"))
+                split: data.records_fingerprint(map(_plain_record, entries), ("stem", "choices", "key"))
                 for split, entries in self.entries.items()
             },
             "shots": self.shots,
@@ -75,6 +75,6 @@ class OpenBookQA(Records):
         }
 
 
-def _plain(entry: Entry) -> Record:
-    choices = [text for _, text in options(lookup(entry.record, CHOICES, ""), "choices", "")]
+def _plain_record(entry: Entry) -> Record:
+    choices = [text for _, text in choice_options(lookup(entry.record, CHOICES, ""), "choices", "")]
     return {"stem": lookup(entry.record, STEM, ""), "choices": choices, "key": entry.answers[0]}

@@ -122,8 +122,8 @@ class Perplexity(TokenTask):
 
     @cached_property
     def checksum(self) -> str:
-        """Checksum of all documents (see :func:`kvbench.tasks.data.fingerprint`)."""
-        return data.fingerprint(({"text": text} for text in self.documents), ("text",))
+        """Checksum of all documents (see :func:`kvbench.tasks.data.records_fingerprint`)."""
+        return data.records_fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
         """Yield the hub file as a pair of the source and the split ``test``; nothing without a repository."""

@@ -26,7 +26,7 @@ class Kind:
     def check(self, value: Any, field: str, place: str) -> None:
         """Raise DataError if a value is not of this kind."""
         if not self.allows(value):
-            raise DataError(f"{place}: field '{field}' is {_shown(value)}; expected {self.name}.")
+            raise DataError(f"{place}: field '{field}' is {_shown_json(value)}; expected {self.name}.")
 
 
 def is_text(value: Any) -> bool:
@@ -88,7 +88,7 @@ _NAMES: dict[type, str] = {
 }
 
 
-def _shown(value: Any) -> str:
+def _shown_json(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, str) and not value.strip():

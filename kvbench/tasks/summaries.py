@@ -83,7 +83,7 @@ class Summaries(TokenTask):
             DataError: the files cannot be read, or a record is malformed.
         """
         what = f"dataset {self.name}"
-        file = data.find(self.source, self.split, self.path, what)
+        file = data.find_records(self.source, self.split, self.path, what)
         fields = ("context", "answer") if self.kind == "infinitebench_sum" else ()
         documents: Mapping[str, Any] | None = None
         pairs = []
@@ -91,7 +91,7 @@ class Summaries(TokenTask):
             check_record(record, fields, place)
             if "case_documents" in record and not record.get("sources") and documents is None:
                 documents = self._documents(what)
-            pairs.append(pair(record, documents or {}, place))
+            pairs.append(text_and_summaries(record, documents or {}, place))
         return [(text, answers) for text, answers in pairs if text.strip() and answers]
 
     def _documents(self, what: str) -> Mapping[str, Any]:
@@ -102,7 +102,7 @@ class Summaries(TokenTask):
             file=self.source.file.replace("{task}", "sources"),
         )
         path = None if self.path is None else str(Path(self.path).parent if data.is_single(self.path) else self.path)
-        file = data.find(source, "sources", path, what)
+        file = data.find_records(source, "sources", path, what)
         documents = data.read_json(file)
         if not isinstance(documents, dict):
             raise DataError(f"{file}: expected a JSON object from ids to documents, not a {type(documents).__name__}.")
@@ -110,8 +110,8 @@ class Summaries(TokenTask):
 
     @cached_property
     def checksum(self) -> str:
-        """Checksum of all texts and summaries (see :func:`kvbench.tasks.data.fingerprint`)."""
-        return data.fingerprint(({"text": t, "answers": a} for t, a in self.records), ("text", "answers"))
+        """Checksum of all texts and summaries (see :func:`kvbench.tasks.data.records_fingerprint`)."""
+        return data.records_fingerprint(({"text": t, "answers": a} for t, a in self.records), ("text", "answers"))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
         """Yield the split and, for Multi-LexSum, ``sources``, the court documents. See :meth:`Task.files`."""
@@ -167,7 +167,7 @@ class Summaries(TokenTask):
 
     def _too_short(self, length: int) -> DataError:
         """Return the error for a prompt length for which every record is too short."""
-        tokenizer, template = self.tokenizer, templates()[self.kind]
+        tokenizer, template = self.tokenizer, summary_templates()[self.kind]
         if not self.records:
             return DataError(
                 f"{self.name}: no record has both a text and a summary.\n  hint: set dataset.path to another file"
@@ -188,7 +188,7 @@ class Summaries(TokenTask):
 
     def _sample(self, number: int, length: int) -> Sample | None:
         """Return the sample of a record, with a prompt of exactly `length` tokens; None if the record is too short."""
-        tokenizer, template = self.tokenizer, templates()[self.kind]
+        tokenizer, template = self.tokenizer, summary_templates()[self.kind]
         text, answers = self.records[number]
         before = template["before"]
         tail = list(tokenizer(template["after"], add_special_tokens=False)["input_ids"])
@@ -217,7 +217,7 @@ class Summaries(TokenTask):
         )
 
 
-def templates() -> dict[str, dict[str, str]]:
+def summary_templates() -> dict[str, dict[str, str]]:
     """Return the prompt templates, keyed by kind of data set; each is a dict of three texts.
 
     A prompt is ``before``, the documents, ``after_context`` and ``after``. To shorten it to its length, text is cut off
@@ -228,7 +228,7 @@ def templates() -> dict[str, dict[str, str]]:
     return by_kind
 
 
-def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
+def text_and_summaries(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
     """Extract the text to summarize and the reference summaries from a record of any supported form.
 
     The forms differ in the names of their fields: ``context`` and ``answer`` (InfiniteBench), ``sources`` and
@@ -245,7 +245,7 @@ def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str,
     if "context" in record and "answer" in record:
         check_record(record, {"context": TEXT, "answer": TEXT_OR_TEXTS}, where)
         answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
-        return record["context"], _filled(answers)
+        return record["context"], _not_blank(answers)
     if "case_documents" in record or "sources" in record:
         summary = {"summary/short": record.get("summary/short")}
         check_record(summary, {"summary/short": TEXT_OR_NULL}, where)
@@ -255,10 +255,10 @@ def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str,
         else:
             check_record(record, {"case_documents": TEXTS_OR_NULL}, where)
             texts = [_document(documents, name, where) for name in record["case_documents"] or ()]
-        return "\n\n".join(texts), _filled(summary.values())
+        return "\n\n".join(texts), _not_blank(summary.values())
     if "document" in record and "summary" in record:
         check_record(record, {"document": TEXT_OR_NULL, "summary": TEXT_OR_NULL}, where)
-        return record["document"] or "", _filled([record["summary"]])
+        return record["document"] or "", _not_blank([record["summary"]])
     raise DataError(
         f"{where}: a record needs one of these pairs of fields: 'context' and 'answer'; 'sources' and 'summary/short'; "
         "'case_documents' and 'summary/short'; 'document' and 'summary' "
@@ -266,7 +266,7 @@ def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str,
     )
 
 
-def _filled(texts: Iterable[str | None]) -> tuple[str, ...]:
+def _not_blank(texts: Iterable[str | None]) -> tuple[str, ...]:
     """Return the texts that are not blank; a blank reference would give every summary a score of 0."""
     return tuple(text for text in texts if text and text.strip())
 

@@ -32,7 +32,7 @@ def wikitext2(source: HubSource, path: str | None) -> list[str]:
                 f"{', '.join(file.name for file in there)}.\n  hint: name one of them: dataset.path={there[0]}"
             )
         if there and there[0].suffix != ".parquet":
-            lines = _filled(data.read_text(Found(there[0])), there[0]).splitlines(keepends=True)
+            lines = _checked_text(data.read_text(Found(there[0])), there[0]).splitlines(keepends=True)
             # rows on the hub are the lines of this file, and blank lines are empty rows
             return ["\n\n".join(line if line.strip() else "" for line in lines)]
     return ["\n\n".join(_column(source, path, "test", "dataset wikitext2"))]
@@ -58,11 +58,11 @@ def pg19(source: HubSource, path: str | None) -> list[str]:
     only close to those on PG-19, and should not be reported as such. A local file has PG-19's format.
     """
     if path is not None and not data.local(path, "dataset pg19")[1]:
-        return files(path, "dataset pg19")
+        return local_texts(path, "dataset pg19")
     return _column(source, path, "test", "dataset pg19")
 
 
-def files(path: str | None, what: str = "dataset text", key: str = "dataset.path") -> list[str]:
+def local_texts(path: str | None, what: str = "dataset text", key: str = "dataset.path") -> list[str]:
     """Read a local text file, or all text files of a folder sorted by name, as one text per file.
 
     `what`, the data set's name, and `key`, the option that holds `path`, are for error messages.
@@ -78,7 +78,7 @@ def files(path: str | None, what: str = "dataset text", key: str = "dataset.path
             f"{what}: {place} contains no text.\n  hint: name a file, or a folder of {', '.join(_TEXTS)} files"
         )
     texts = [data.read_text(Found(file)) for file in paths]
-    _filled("".join(texts), place)
+    _checked_text("".join(texts), place)
     return texts
 
 
@@ -87,9 +87,9 @@ def python() -> list[str]:
 
     The bundled model was not trained on them. Some installations of Python lack them (DataError).
     """
-    from kvbench.tasks.mini.text import documents
+    from kvbench.tasks.mini.text import library_documents
 
-    return [document.text for document in documents()]
+    return [document.text for document in library_documents()]
 
 
 #: functions that return the documents of a text, by its name
@@ -98,7 +98,7 @@ DOCUMENTS: dict[str, Callable[[HubSource, str | None], list[str]]] = {
     "c4": c4,
     "c4_new": c4_joined,
     "pg19": pg19,
-    "text": lambda source, path: files(path),
+    "text": lambda source, path: local_texts(path),
     "mini_text": lambda source, path: python(),
 }
 
@@ -110,13 +110,13 @@ def check_text(text: str, path: str | None) -> None:
 
 
 def _column(source: HubSource, path: str | None, name: str, what: str) -> list[str]:
-    file = data.find(source, name, path, what)
+    file = data.find_records(source, name, path, what)
     texts = [record["text"] for record in data.read_records(file, {"text": TEXT})]
-    _filled("".join(texts), file)
+    _checked_text("".join(texts), file)
     return texts
 
 
-def _filled(text: str, place: object) -> str:
+def _checked_text(text: str, place: object) -> str:
     """Return `text`. Raises DataError, which names `place`, if it is blank."""
     if not text.strip():
         raise DataError(f"{place} contains no text.\n  hint: download the file again, or name another one")

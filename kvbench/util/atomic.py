@@ -53,7 +53,7 @@ def tidy(folder: Path) -> None:
             partial.unlink()
 
 
-def write(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Replace the content of `path` by `data` atomically, and flush it to disk; an OSError leaves `path` unchanged."""
     with replacing(path) as partial, partial.open("wb") as handle:
         handle.write(data)

@@ -28,12 +28,12 @@ def conf_dir() -> Path:
     raise KvbenchError(f"kvbench's configuration is missing next to {package}.\n  hint: run pip install -e . again")
 
 
-def groups() -> list[str]:
+def config_groups() -> list[str]:
     """Return the names of the configuration groups, such as ``model``, which are the folders in :func:`conf_dir`."""
     return sorted(p.name for p in conf_dir().iterdir() if p.is_dir() and any(p.rglob("*.yaml")))
 
 
-def options(group: str, extra: Path | None = None) -> dict[str, Path]:
+def group_options(group: str, extra: Path | None = None) -> dict[str, Path]:
     """Return the values that a configuration group can be set to, in alphabetical order, each with its YAML file.
 
     A value is the file's path in the group's folder without its ending: ``mini/full`` for ``dataset/mini/full.yaml``.
@@ -58,7 +58,7 @@ def _parsed(text: str) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def summary(path: Path) -> str:
+def choice_summary(path: Path) -> str:
     """Return the one-line description in a YAML file of the configuration; empty if it has none.
 
     It is the first line that begins with ``#``, apart from Hydra's ``# @package`` lines.

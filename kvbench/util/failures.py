@@ -58,7 +58,7 @@ def bytes_asked(error: BaseException) -> int | None:
     return None if match is None else int(float(match[1]) * _UNITS[match[2] or ""])
 
 
-def describe(error: BaseException) -> dict[str, Any]:
+def describe_error(error: BaseException) -> dict[str, Any]:
     """Return ``type``, ``message`` and ``traceback`` of an exception, as JSON data for `metrics.json`.
 
     The message is cut to its first 4,000 characters, and the traceback to its last 8,000.

@@ -79,8 +79,8 @@ def _digests(files: list[Path], folder: Path, say: Say) -> dict[Path, str]:
     """Return the SHA-256 of each file, from the cache if possible; failure to write the cache is ignored."""
     if not files:
         return {}
-    cached = _read(cache_file()) | _memory
-    states = {file: _state(file) for file in files}
+    cached = _read_fingerprints(cache_file()) | _memory
+    states = {file: _file_state(file) for file in files}
     known = {file: cached[state] for file, state in states.items() if state in cached}
     left = [file for file in files if file not in known]
     total = sum(file.stat().st_size for file in left)
@@ -90,27 +90,29 @@ def _digests(files: list[Path], folder: Path, say: Say) -> dict[Path, str]:
             "this happens only once"
         )
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:  # hashing lets other threads run
-        new = dict(zip(left, pool.map(_whole, left), strict=True))
+        new = dict(zip(left, pool.map(_file_digest, left), strict=True))
     settled = {
         states[file]: digest
         for file, digest in new.items()
-        if states[file] == _state(file) and time.time() - file.stat().st_mtime > SETTLED_S
+        if states[file] == _file_state(file) and time.time() - file.stat().st_mtime > SETTLED_S
     }
     _memory.update(settled)
     if settled:
         with suppress(OSError):
             cache_file().parent.mkdir(parents=True, exist_ok=True)
-            atomic.write(cache_file(), json.dumps({**_read(cache_file()), **settled}, indent=0).encode())
+            atomic.replace_file(
+                cache_file(), json.dumps({**_read_fingerprints(cache_file()), **settled}, indent=0).encode()
+            )
     return known | new
 
 
-def _state(file: Path) -> str:
+def _file_state(file: Path) -> str:
     """Return a cache key that changes with the file: path, size, mtime and ctime (which users cannot set) in ns."""
     about = file.stat()
     return f"{file.resolve()} {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
 
 
-def _whole(file: Path) -> str:
+def _file_digest(file: Path) -> str:
     digest = hashlib.sha256()
     with file.open("rb", buffering=0) as handle:
         while block := handle.read(16 * _BLOCK):
@@ -118,7 +120,7 @@ def _whole(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read_fingerprints(path: Path) -> dict[str, str]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

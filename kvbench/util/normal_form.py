@@ -28,11 +28,11 @@ def text_of(tree: ast.AST) -> str:
     f-strings.
     """
     words: list[str] = []
-    _write(tree, words)
+    _write_node(tree, words)
     return "".join(words)
 
 
-def _write(node: Any, words: list[str]) -> None:
+def _write_node(node: Any, words: list[str]) -> None:
     if isinstance(node, ast.JoinedStr):
         node = ast.JoinedStr(_merged(node.values))
     if isinstance(node, ast.AST):
@@ -45,12 +45,12 @@ def _write(node: Any, words: list[str]) -> None:
             if field in _SILENT or ((child is None or child == []) and not is_constant):
                 continue
             words.append(f" {field}=")
-            _write(child, words)
+            _write_node(child, words)
         words.append(")")
     elif isinstance(node, list):
         words.append("[")
         for part in node:
-            _write(part, words)
+            _write_node(part, words)
             words.append(",")
         words.append("]")
     else:

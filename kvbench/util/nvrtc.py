@@ -133,7 +133,7 @@ def compiled(source: str, architecture: str, name: str = "kernel") -> bytes:
     ask(nvrtc.nvrtcGetCUBIN(program, binary))
     with contextlib.suppress(OSError):  # without a writable cache, the next process compiles again, for a second
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(path, bytes(binary))
+        atomic.replace_file(path, bytes(binary))
     return bytes(binary)
 
 

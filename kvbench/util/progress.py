@@ -21,7 +21,7 @@ def interactive() -> bool:
 
 
 @contextmanager
-def lines() -> Iterator[None]:
+def lines_instead_of_bars() -> Iterator[None]:
     """Print lines instead of bars inside a ``with`` block, because only one bar at a time can be drawn."""
     global _plain
     _plain += 1

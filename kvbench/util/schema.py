@@ -16,7 +16,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union
 
-from kvbench.errors import ConfigError, RangeError, cut, few, nearest
+from kvbench.errors import ConfigError, RangeError, cut_text, few, nearest
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str 
     near = nearest(key.rsplit(".", 1)[-1], names)
     hint = hint or (f"did you mean '{near}'?" if near else "run python -m kvbench --help for a list of groups and keys")
     allowed = few(names, key.rsplit(".", 1)[-1]) if names else "nothing"
-    return ConfigError(key, _shown(value), problem, allowed=allowed, hint=hint)
+    return ConfigError(key, _shown_yaml(value), problem, allowed=allowed, hint=hint)
 
 
 def _undecorated(cls: type) -> str:
@@ -136,9 +136,9 @@ def load_class(key: str, target: Any, example: str) -> type:
     try:
         cls = getattr(importlib.import_module(".".join(parts[:-1])), parts[-1])
     except (ImportError, AttributeError) as error:
-        raise ConfigError(key, target, f"cannot be imported ({cut(str(error))})", hint=hint) from error
+        raise ConfigError(key, target, f"cannot be imported ({cut_text(str(error))})", hint=hint) from error
     except Exception as error:  # the module's own code failed
-        reason = cut(f"{type(error).__name__}: {error}")
+        reason = cut_text(f"{type(error).__name__}: {error}")
         raise ConfigError(key, target, f"importing its module fails ({reason})", hint=hint) from error
     if not isinstance(cls, type):
         raise ConfigError(key, target, "is not a class", hint=hint)
@@ -179,7 +179,7 @@ def convert(hint: Any, value: Any, key: str, limits: Mapping[str, Any] = types.M
         # 1 == True in Python, so the type is compared too
         if any(value == choice and type(value) is type(choice) for choice in args):
             return value
-        raise ConfigError(key, _shown(value), "is not one of the choices", allowed=[_shown(a) for a in args])
+        raise ConfigError(key, _shown_yaml(value), "is not one of the choices", allowed=[_shown_yaml(a) for a in args])
     elif dataclasses.is_dataclass(hint):
         return value if isinstance(value, hint) else build(hint, value, key)  # type: ignore[arg-type]
     elif hint is bool:
@@ -203,7 +203,9 @@ def convert(hint: Any, value: Any, key: str, limits: Mapping[str, Any] = types.M
             return {name: convert(item, part, join(key, str(name)), limits) for name, part in value.items()}
     else:
         raise TypeError(f"{key}: kvbench.util.schema cannot check the annotation {hint!r}")
-    raise ConfigError(key, _shown(value), f"must be {describe(hint)}", hint=f"try {_instead(hint, value, key, limits)}")
+    raise ConfigError(
+        key, _shown_yaml(value), f"must be {describe_type(hint)}", hint=f"try {_instead(hint, value, key, limits)}"
+    )
 
 
 def _instead(hint: Any, value: Any, key: str, limits: Mapping[str, Any]) -> str:
@@ -230,7 +232,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, key: str, limits: Mapping[
         except ConfigError as error:
             if isinstance(error, RangeError):
                 raise  # the type is right: the message about the bounds is clearer
-    raise ConfigError(key, _shown(value), f"must be {_either(args)}")
+    raise ConfigError(key, _shown_yaml(value), f"must be {_either(args)}")
 
 
 def _convert_items(origin: Any, args: tuple[Any, ...], value: Sequence[Any], key: str, limits: Any) -> Any:
@@ -248,7 +250,7 @@ def _within(value: Any, key: str, limits: Mapping[str, Any]) -> Any:
         raise RangeError(key, value, "must be a finite number")
     low, high, above = limits.get("minimum"), limits.get("maximum"), limits.get("above")
     if isinstance(value, int) and abs(value) > MOST and (high is None or value < 0):
-        value_shown = cut(str(value)) if value.bit_length() < 1000 else "(a number of more than 300 digits)"
+        value_shown = cut_text(str(value)) if value.bit_length() < 1000 else "(a number of more than 300 digits)"
         raise RangeError(key, value_shown, "is too large", allowed=f"at most {MOST if high is None else high}")
     span = []
     if low is not None:
@@ -267,24 +269,24 @@ def _within(value: Any, key: str, limits: Mapping[str, Any]) -> Any:
     return value
 
 
-def describe(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """Return a type annotation in words for error messages, such as ``a whole number`` or ``one of auto, cpu``."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     if hint in words:
         return words[hint]
     if origin is Literal:
-        return ("one of " if len(args) > 1 else "") + ", ".join(_shown(a) for a in args)
+        return ("one of " if len(args) > 1 else "") + ", ".join(_shown_yaml(a) for a in args)
     if origin in (Union, types.UnionType):
         return _either(args)
     if (hint if origin is None else origin) in (list, tuple, Sequence):
-        return "a list" + (f" of {describe(args[0])}" if args else "")
+        return "a list" + (f" of {describe_type(args[0])}" if args else "")
     return "a group of keys"
 
 
 def _either(hints: Sequence[Any]) -> str:
     """Return the choices of a union in words; a number may be a whole number, so that is not said twice."""
-    return " or ".join(describe(hint) for hint in hints if hint is not int or float not in hints)
+    return " or ".join(describe_type(hint) for hint in hints if hint is not int or float not in hints)
 
 
 def example(hint: Any) -> str:
@@ -294,7 +296,7 @@ def example(hint: Any) -> str:
     if hint in plain:
         return plain[hint]
     if origin is Literal:
-        return _shown(args[0])
+        return _shown_yaml(args[0])
     if origin in (Union, types.UnionType):
         return example(args[0])
     if (hint if origin is None else origin) in (list, tuple, Sequence):
@@ -302,7 +304,7 @@ def example(hint: Any) -> str:
     return "{...}"
 
 
-def _shown(value: Any) -> str:
+def _shown_yaml(value: Any) -> str:
     """Return `value` as it is written in YAML and on the command line."""
     if value is None:
         return "null"

@@ -124,7 +124,7 @@ class Grid:
                 overflow="fold",
             )
         for line in self.body:
-            table.add_row(*(_text(line[i]) for i in columns))
+            table.add_row(*(_styled_cell(line[i]) for i in columns))
         return table
 
     def fitted(self, width: int) -> Group:
@@ -135,10 +135,10 @@ class Grid:
         for grid, gap in itertools.product((self, self.transposed()) if self.across else (self,), (_GAP, 1)):
             if sum(grid.widths) + gap * (len(grid.header) - 1) <= width:
                 return Group(grid.drawn(gap=gap))
-        return Group(*(self.drawn(block) for block in blocks(self.widths, width, self.names)))
+        return Group(*(self.drawn(block) for block in column_blocks(self.widths, width, self.names)))
 
 
-def blocks(widths: Sequence[int], width: int, names: int = 1) -> list[list[int]]:
+def column_blocks(widths: Sequence[int], width: int, names: int = 1) -> list[list[int]]:
     """Divide the columns of a table that is too wide among several tables; return the columns' indices in each.
 
     There are as few tables as possible. Among the ways to do this, one with few tables of a single column (apart from
@@ -166,7 +166,7 @@ def fit(width: int | None = None) -> int:
     return max(MIN_WIDTH, min(MAX_WIDTH, width or shutil.get_terminal_size((WIDTH, 24)).columns))
 
 
-def text(*parts: RenderableType, width: int | None = None, color: bool | None = None) -> str:
+def render_text(*parts: RenderableType, width: int | None = None, color: bool | None = None) -> str:
     """Render tables and styled lines, one below the other, to a string without spaces at the ends of lines.
 
     A width of None is the result of :func:`fit`. A `color` of None includes colour codes if standard output is a
@@ -180,17 +180,19 @@ def text(*parts: RenderableType, width: int | None = None, color: bool | None = 
     return "\n".join(line.rstrip() for line in buffer.getvalue().rstrip("\n").split("\n"))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]], names: int = 1, width: int | None = None) -> str:
+def render_table(
+    head: Sequence[str], rows: Sequence[Sequence[object]], names: int = 1, width: int | None = None
+) -> str:
     """Render a table of plain values to a string: texts to the left, numbers to the right, ``-`` for None.
 
     `names` is as in :class:`Grid`; a width of None is the result of :func:`fit`.
     """
     texts = [i for i in range(len(head)) if not all(isinstance(row[i], int | float | None) for row in rows)]
-    body = [[Cell(shown(value)) for value in row] for row in rows]
-    return text(Grid(head, body, names, left=texts, wraps=texts).fitted(fit(width)), width=fit(width))
+    body = [[Cell(format_value(value)) for value in row] for row in rows]
+    return render_text(Grid(head, body, names, left=texts, wraps=texts).fitted(fit(width)), width=fit(width))
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Format a value for a table: floats with about three digits (``12.3``, ``0.97``, ``1.2e-03``), None as ``-``."""
     if value is None:
         return "-"
@@ -203,7 +205,7 @@ def shown(value: object) -> str:
     return f"{value:.1e}"
 
 
-def _text(cell: Cell) -> Text:
+def _styled_cell(cell: Cell) -> Text:
     drawn = Text(cell.main)
     if cell.detail:
         drawn.append(f"\n{cell.detail}", style="dim")

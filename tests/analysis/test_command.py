@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvbench.analysis import command
-from kvbench.analysis.command import grouped, main, parser, samples
+from kvbench.analysis.command import analysis_parser, grouped, main, samples
 from kvbench.analysis.outcome import Outcome
 from kvbench.analysis.table import told_apart
 from kvbench.errors import ConfigError, DataError
@@ -78,7 +78,7 @@ def test_words_are_those_of_the_main_command_line():
 
 
 def test_without_options_it_is_the_papers_table():
-    arguments = parser().parse_args([])
+    arguments = analysis_parser().parse_args([])
     assert (arguments.steps, arguments.prompt_queries, arguments.positions, arguments.out) == (16, 0, False, None)
     kivi = "kivi:int2:quantizer.key.group_size=64:quantizer.value.group_size=64"
     assert arguments.settings == ["logquant", kivi, "logquant:evict=true", f"{kivi}:evict=true"]
@@ -105,5 +105,5 @@ def test_an_interruption_has_the_shells_status(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "run", interrupted)
+    monkeypatch.setattr(command, "run_analysis", interrupted)
     assert main([]) == 130

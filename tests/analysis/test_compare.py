@@ -5,7 +5,7 @@ import torch
 
 from kvbench.analysis.bins import Bins
 from kvbench.analysis.blocks import Exact, Queries
-from kvbench.analysis.compare import compare, exact_outputs
+from kvbench.analysis.compare import compare_attention, exact_outputs
 from kvbench.analysis.exact import profile
 from kvbench.attention.logits import PLAIN, Logits
 from tests import zoo
@@ -35,7 +35,7 @@ def compared(name, *, block, window=None, logits=PLAIN, group=2, count=1):
     exact = Exact(keys[0], values[0])
     shown = profile(queries, exact, BINS, block=block)
     reference = exact_outputs(queries, exact, shown.log_total, BINS, block)
-    errors = compare(
+    errors = compare_attention(
         queries, exact, layer, BINS, log_total=shown.log_total, mass=shown.mass, reference=reference, block=block
     )
     whole = full_matrix.restated(

@@ -11,7 +11,7 @@ import pytest
 from kvbench.analysis import table
 from kvbench.analysis.bins import Bins
 from kvbench.analysis.outcome import ERRORS, Outcome, Shape
-from kvbench.analysis.table import findings, markdown, mean, page, told_apart
+from kvbench.analysis.table import analysis_markdown, findings, mean_and_error, page, told_apart
 from kvbench.errors import DataError
 
 BINS = Bins(sinks=1, doublings=1)
@@ -117,14 +117,14 @@ def compared(**l1: list[float]) -> Outcome:
 
 
 def test_means_with_the_standard_error_of_a_sample() -> None:
-    assert mean(np.array([1.0, 3.0])) == pytest.approx((2.0, 1.0))
-    assert mean(np.array([1.0, 2.0, 3.0, 6.0])) == pytest.approx((3.0, (14 / 3) ** 0.5 / 2))
-    one = mean(np.array([5.0]))
+    assert mean_and_error(np.array([1.0, 3.0])) == pytest.approx((2.0, 1.0))
+    assert mean_and_error(np.array([1.0, 2.0, 3.0, 6.0])) == pytest.approx((3.0, (14 / 3) ** 0.5 / 2))
+    one = mean_and_error(np.array([5.0]))
     assert one[0] == 5.0 and one[1] != one[1]
 
 
 def test_a_line_of_the_table_for_each_method() -> None:
-    lines = markdown(compared(A=[1, 3], B=[2, 4])).splitlines()
+    lines = analysis_markdown(compared(A=[1, 3], B=[2, 4])).splitlines()
     assert lines[0] == (
         "|  | L1 error, summed over layers and heads | of its maximum | KL, nats | output error | dropped attention "
         "| attention per exact token, 1e-3 | KV bytes |"
@@ -155,6 +155,6 @@ def test_the_sentence_names_the_pairs_that_are_alike(monkeypatch: pytest.MonkeyP
     assert findings(outcome) == start.format("2 of 3") + " Pairs without such a difference: A and C."
     assert findings(compared(A=[1, 3], B=[2, 4])) == start.format("1 of 1")
     assert findings(compared(A=[1, 3], B=[1, 5])).endswith("difference: A and B.")  # one standard error
-    assert page(outcome, "c") == f"`c`\n\n{markdown(outcome)}\n\n{findings(outcome)}\n"
+    assert page(outcome, "c") == f"`c`\n\n{analysis_markdown(outcome)}\n\n{findings(outcome)}\n"
     monkeypatch.setattr(table, "SIGNIFICANT", float("inf"))
     assert findings(compared(A=[1, 3], B=[2, 4])).endswith("difference: A and B.")  # more than, not as much as

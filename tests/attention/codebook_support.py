@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.phases import Format, Part, Work, looked_up, pairs_of_row
-from kvbench.attention.rope.tables import Rope, tables
+from kvbench.attention.rope.tables import Rope, rotation_tables
 from kvbench.cache.segments.codebook import NuqFormat, NuqSegment
 
 LEVELS = {bits: torch.tanh(torch.linspace(-1.7, 1.9, 2**bits)) for bits in (2, 3, 4)}
@@ -130,6 +130,6 @@ def layer(
     )
     rotation, begin = Rotation() if rotate else None, list(starts or [0] * batch)
     if rotation is not None:
-        fine, coarse = tables(rotation.rotate, channels, torch.device(device), max(begin) + sum(most) + room)
+        fine, coarse = rotation_tables(rotation.rotate, channels, torch.device(device), max(begin) + sum(most) + room)
         work.rope = Rope(torch.tensor(begin, dtype=torch.int32, device=device), fine, coarse)
     return Layer(keys, values, list(lengths), begin, rotation, work)

@@ -24,21 +24,21 @@ HERE = Path(__file__).parent
 
 def attend(config: Build, query: Tensor, work: Work, scaling: float, splits: int, folder: Path) -> Tensor:
     """The output of the kernel for uniform levels with a configuration and a number of splits."""
-    parts = [build.part(name) for name in build.PARTS if name != "instructions.cuh"]
-    return launched(config, parts, decode.arguments, query, work, scaling, splits, folder)
+    parts = [build.cuda_source_file(name) for name in build.PARTS if name != "instructions.cuh"]
+    return launched(config, parts, decode.cuda_arguments, query, work, scaling, splits, folder)
 
 
 def attend_looked_up(
-    config: codebook_config.Build, query: Tensor, work: Work, scaling: float, splits: int, folder: Path
+    config: codebook_config.CodebookBuild, query: Tensor, work: Work, scaling: float, splits: int, folder: Path
 ) -> Tensor:
     """The output of the kernel for a codebook's codes with a configuration and a number of splits."""
-    first, *others = (codebook_build.part(name) for name in codebook_build.PARTS)
-    parts = [first, build.part("splits.cuh"), *others]
-    return launched(config, parts, codebook_decode.arguments, query, work, scaling, splits, folder)
+    first, *others = (codebook_build.codebook_source_file(name) for name in codebook_build.PARTS)
+    parts = [first, build.cuda_source_file("splits.cuh"), *others]
+    return launched(config, parts, codebook_decode.codebook_arguments, query, work, scaling, splits, folder)
 
 
 def launched(
-    config: Build | codebook_config.Build,
+    config: Build | codebook_config.CodebookBuild,
     parts: list[str],
     arguments: Callable[..., bytes],
     query: Tensor,

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from kvbench.attention import check_cases, check_kernels, synthetic
-from kvbench.attention.check_cases import INT4, MIX, Case, channel, token, whole, windows
+from kvbench.attention.check_cases import INT4, MIX, Case, channel, one_packed_segment, token, windows
 from kvbench.attention.phases import Format
 from tests.attention import interpreter
 
-SMALL = Case("small", "tiny", whole(channel(4, 32), token(4, 64)), (300, 200), (37, 90), 2)
+SMALL = Case("small", "tiny", one_packed_segment(channel(4, 32), token(4, 64)), (300, 200), (37, 90), 2)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def oracle(wrong: float = 0.0, reason: str | None = None) -> Any:
     """A kernel in plain torch whose results are off by a share."""
 
     def attend(query: torch.Tensor, work: Any, scaling: float) -> torch.Tensor:
-        return synthetic.exact(query, work, scaling) * (1 + wrong)
+        return synthetic.dequantized_attention(query, work, scaling) * (1 + wrong)
 
     return SimpleNamespace(attend=attend, refuses=lambda query, work: reason)
 
@@ -56,7 +56,7 @@ def test_groups_of_a_window_are_the_fewest_of_64_tokens_or_less() -> None:
     assert windows(4, 131) == Format("affine", 4, "channel", 44, 131)
     assert windows(4, 64).group == 64 and windows(4, 65).group == 33
     assert channel(4, 32) == Format("affine", 4, "channel", 32) and token(8, 64, "x") == Format("x", 8, "token", 64)
-    assert whole(channel(4, 32), token(4, 64)) == ((channel(4, 32), token(4, 64), 1.0),)
+    assert one_packed_segment(channel(4, 32), token(4, 64)) == ((channel(4, 32), token(4, 64), 1.0),)
 
 
 def test_the_cases_cover_every_format_and_have_names_of_their_own() -> None:
@@ -107,19 +107,19 @@ def test_bytes_are_codes_parameters_and_exact_tokens(cpu: None) -> None:
 
 
 def test_a_line_says_whether_a_kernel_is_right(cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = check_kernels.measure(SMALL, "mine", oracle())
+    line = check_kernels.measure_case(SMALL, "mine", oracle())
     assert line == {"case": "small", "kernel": "mine", "error": 0.0, "ok": True}
-    assert check_kernels.shown(line).split() == ["small", "mine", "0.00000"]
-    off = check_kernels.measure(SMALL, "mine", oracle(4e-3))
-    assert not off["ok"] and "WRONG" in check_kernels.shown(off)
+    assert check_kernels.report_line(line).split() == ["small", "mine", "0.00000"]
+    off = check_kernels.measure_case(SMALL, "mine", oracle(4e-3))
+    assert not off["ok"] and "WRONG" in check_kernels.report_line(off)
     bf16 = replace(SMALL, dtype=torch.bfloat16)
-    assert check_kernels.measure(bf16, "mine", oracle(4e-3))["ok"]  # 8 bits of mantissa
-    assert not check_kernels.measure(bf16, "mine", oracle(5e-3))["ok"]
-    refused = check_kernels.measure(SMALL, "mine", oracle(reason="too wide"))
+    assert check_kernels.measure_case(bf16, "mine", oracle(4e-3))["ok"]  # 8 bits of mantissa
+    assert not check_kernels.measure_case(bf16, "mine", oracle(5e-3))["ok"]
+    refused = check_kernels.measure_case(SMALL, "mine", oracle(reason="too wide"))
     assert refused == {"case": "small", "kernel": "mine", "refused": "too wide"}
-    assert check_kernels.shown(refused).split(maxsplit=2) == ["small", "mine", "refused: too wide"]
-    assert check_kernels.measure(SMALL, "mine", SimpleNamespace(attend=oracle().attend))["ok"]
-    assert check_kernels.shown({"case": "small", "kernel": "mine", "failed": "why"}).endswith("FAILED: why")
+    assert check_kernels.report_line(refused).split(maxsplit=2) == ["small", "mine", "refused: too wide"]
+    assert check_kernels.measure_case(SMALL, "mine", SimpleNamespace(attend=oracle().attend))["ok"]
+    assert check_kernels.report_line({"case": "small", "kernel": "mine", "failed": "why"}).endswith("FAILED: why")
 
 
 def test_a_timed_case_reads_more_than_the_cache_holds(cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,13 +127,13 @@ def test_a_timed_case_reads_more_than_the_cache_holds(cpu: None, monkeypatch: py
     monkeypatch.setattr(check_kernels, "ROTATED", 3 * size + 1)
     asked: list[Any] = []
     monkeypatch.setattr(check_kernels, "microseconds", lambda *given: asked.append(given) or 12.345)
-    line = check_kernels.measure(replace(SMALL, timed=True), "mine", oracle())
+    line = check_kernels.measure_case(replace(SMALL, timed=True), "mine", oracle())
     assert line["us"] in (12.34, 12.35)
     assert line["gbs"] == round(size / line["us"] / 1e3) and line["ok"]
     ((_, query, works, scaling),) = asked
     assert len(works) == 4 and scaling == 0.125 and query.shape == (2, 6, 2, 64)
     assert len({work.phases[0][0].words[0].flatten()[0].item() for work in works}) > 1
-    assert check_kernels.shown({**line, "us": 12.5, "gbs": 7}).endswith(" 12.50 us      7 GB/s")
+    assert check_kernels.report_line({**line, "us": 12.5, "gbs": 7}).endswith(" 12.50 us      7 GB/s")
 
 
 def test_launch_parameters_are_tuned_by_width() -> None:
@@ -165,7 +165,7 @@ def test_a_worker_goes_on_after_a_failure_and_ends_with_a_broken_gpu(
     modules = {"good": oracle(), "bad": SimpleNamespace(attend=None)}
     monkeypatch.setattr(check_kernels, "kernels", lambda names: modules if names == "good,bad,none" else {})
     todo, log = [(SMALL, name) for name in ("good", "bad", "none", "good")], tmp_path / "log"
-    assert check_kernels.run(todo, 1, log, "good,bad,none") == 0
+    assert check_kernels.measure_cases(todo, 1, log, "good,bad,none") == 0
     lines = [json.loads(text) for text in log.read_text().splitlines()]
     assert [(line["kernel"], [key for key in ("ok", "failed", "refused") if key in line]) for line in lines] == [
         ("bad", ["failed"]),
@@ -178,7 +178,7 @@ def test_a_worker_goes_on_after_a_failure_and_ends_with_a_broken_gpu(
         raise RuntimeError("an illegal memory access")
 
     monkeypatch.setattr(torch.cuda, "empty_cache", broken)
-    assert check_kernels.run(todo, 0, log, "good,bad,none") == 1
+    assert check_kernels.measure_cases(todo, 0, log, "good,bad,none") == 1
     assert len(log.read_text().splitlines()) == 4  # the line of the configuration that broke it is kept
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.attention.codebook.config import Build, chosen
+from kvbench.attention.codebook.config import CodebookBuild, choose_warps
 from kvbench.attention.cuda.config import RESERVED, shared_memory
 from kvbench.util.nvrtc import OPTIONS, ask
 from tests.attention.test_cuda_compile import CAPABILITIES, OF_A_THREAD, REGISTERS, nvrtc, report
@@ -14,27 +14,27 @@ from tests.attention.test_cuda_compile import CAPABILITIES, OF_A_THREAD, REGISTE
 __all__ = ["nvrtc"]  # a fixture
 
 
-def layer(rows: int, bits: int = 3, heads: int = 32, channels: int = 128) -> Build:
+def layer(rows: int, bits: int = 3, heads: int = 32, channels: int = 128) -> CodebookBuild:
     """A layer of a model in bf16 with packed tokens and an empty tail."""
-    return Build(channels, bits, rows, heads, min(128, 65536 // (heads * channels)), True, 2, 0, True, True)
+    return CodebookBuild(channels, bits, rows, heads, min(128, 65536 // (heads * channels)), True, 2, 0, True, True)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize(("rows", "heads"), [(1, 32), (4, 8), (8, 8)])
 def test_some_number_of_warps_fits_every_gpu(capability: tuple[int, int], rows: int, heads: int) -> None:
     shared = shared_memory(capability)
-    assert chosen(layer(rows, heads=heads), shared).fits(shared)
+    assert choose_warps(layer(rows, heads=heads), shared).fits(shared)
 
 
 def test_a_gpu_with_less_shared_memory_gets_fewer_warps() -> None:
-    assert chosen(layer(1), shared_memory((9, 0))).warps == 12
-    assert chosen(layer(1), shared_memory((8, 6))).warps == 4
+    assert choose_warps(layer(1), shared_memory((9, 0))).warps == 12
+    assert choose_warps(layer(1), shared_memory((8, 6))).warps == 4
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
 def test_registers_and_shared_memory(nvrtc: Any, bits: int) -> None:
     for capability in ((8, 0), (9, 0)) if bits == 3 else ((8, 9),):
-        config = chosen(layer(1, bits), shared_memory(capability))
+        config = choose_warps(layer(1, bits), shared_memory(capability))
         architecture = "--gpu-architecture=sm_{}{}".format(*capability)
         options = [option.encode() for option in (architecture, *OPTIONS, "--ptxas-options=-v")]
         source = (config.macros() + config.source()).encode()

@@ -10,7 +10,7 @@ import torch
 
 from kvbench.attention.codebook.decode import configured
 from kvbench.attention.logits import Logits
-from kvbench.attention.synthetic import error
+from kvbench.attention.synthetic import relative_error
 from tests.attention.codebook_support import layer
 from tests.attention.emulated import attend_looked_up
 
@@ -38,7 +38,7 @@ def test_output_is_that_of_attention_in_fp32(
     query = queries(len(lengths), heads * group, channels, dtype)
     config = replace(configured(query, at.work), warps=2)
     out = attend_looked_up(config, query, at.work, channels**-0.5, splits, tmp_path)
-    assert error(out, at.exact(query, channels**-0.5)) < (3e-3 if dtype == FP16 else 4.5e-3)
+    assert relative_error(out, at.exact(query, channels**-0.5)) < (3e-3 if dtype == FP16 else 4.5e-3)
 
 
 @SLOW
@@ -48,7 +48,7 @@ def test_keys_after_rope_with_a_softcap_and_attention_sinks(tmp_path: Path):
     query = queries(1, 4, 64, FP16)
     config = replace(configured(query, at.work), warps=1)
     out = attend_looked_up(config, query, at.work, 0.2, 2, tmp_path)
-    assert error(out, at.exact(query, 0.2, at.work.logits)) < 3e-3
+    assert relative_error(out, at.exact(query, 0.2, at.work.logits)) < 3e-3
 
 
 def queries(batch: int, heads: int, channels: int, dtype: torch.dtype) -> torch.Tensor:

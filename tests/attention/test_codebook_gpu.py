@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvbench.attention.synthetic import error
+from kvbench.attention.synthetic import relative_error
 from tests.attention.codebook_support import layer
 
 pytestmark = [
@@ -33,7 +33,7 @@ def check(module, bits, heads, group, channels, dtype, lengths, starts, outliers
     query = torch.randn(len(lengths), heads * group, 1, channels, device="cuda").to(dtype) * 1.5
     assert module.refuses(query, at.work) is None
     out = module.attend(query, at.work, channels**-0.5)
-    assert error(out, at.exact(query, channels**-0.5)) < TOLERANCE[dtype]
+    assert relative_error(out, at.exact(query, channels**-0.5)) < TOLERANCE[dtype]
     assert torch.equal(out, module.attend(query, at.work, channels**-0.5))
 
 
@@ -63,7 +63,7 @@ def test_tokens_are_stored_as_by_torch(bits, heads, dtype):
         for side in (held[0].keys, held[0].values):
             side[1].append(slice(None), new)
         places = list(zip(keys.advance(), values.advance(), strict=True))
-        nuq.quantize(keys, values, new, new, torch.tensor(places, dtype=torch.int32, device="cuda"))
+        nuq.pack_nuq_tokens(keys, values, new, new, torch.tensor(places, dtype=torch.int32, device="cuda"))
     for one, other in ((held[0].keys[1], keys), (held[0].values[1], values)):
         rows = slice(0, 2)
         assert torch.equal(one.codes(rows, 0, 140), other.codes(rows, 0, 140))

@@ -12,14 +12,14 @@ import torch
 from kvbench.attention.codebook import config
 from kvbench.attention.codebook import config as codebook_build
 from kvbench.attention.codebook import decode as looked_up
-from kvbench.attention.codebook.config import Build, chosen
+from kvbench.attention.codebook.config import CodebookBuild, choose_warps
 from kvbench.attention.cuda.decode import best_splits
 from kvbench.attention.logits import Logits
 from tests.attention.codebook_support import layer
 
 #: shared memory of a CTA on an H200
 H200 = 227 * 1024
-PLAIN = Build(128, 3, 4, 8, 32, True, 2, 1, True, True)
+PLAIN = CodebookBuild(128, 3, 4, 8, 32, True, 2, 1, True, True)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A machine on which everything compiles, and what was compiled."""
     asked: list[Any] = []
     monkeypatch.setattr(looked_up, "missing", lambda: None)
-    monkeypatch.setattr(looked_up, "problem", lambda *given: asked.append(given))
+    monkeypatch.setattr(looked_up, "codebook_problem", lambda *given: asked.append(given))
     return asked
 
 
@@ -99,8 +99,8 @@ def test_a_kernel_that_does_not_compile_or_fit_is_a_problem(monkeypatch):
             (lambda build, device: SimpleNamespace(resident=1), None),
         )
     ):
-        monkeypatch.setattr(looked_up, "kernel", kernel)
-        assert looked_up.problem.__wrapped__(PLAIN, device) == wanted
+        monkeypatch.setattr(looked_up, "codebook_kernel", kernel)
+        assert looked_up.codebook_problem.__wrapped__(PLAIN, device) == wanted
 
 
 @pytest.mark.parametrize(("heads", "rows"), [(2, 1), (8, 4), (16, 8), (18, 5), (22, 6), (34, 6)])
@@ -113,11 +113,11 @@ def test_a_configuration_follows_the_layer():
     held = layer([(2, 9, 1)], bits=4, channels=128, heads=3, dtype=torch.bfloat16)
     made = looked_up.configured(torch.zeros(1, 6, 1, 128).bfloat16(), held.work)
     block = held.work.phases[1][0].codebook.outliers.block
-    assert replace(made, warps=12, resident=1) == Build(128, 4, 2, 3, block, True, 3, 1, True, True)
+    assert replace(made, warps=12, resident=1) == CodebookBuild(128, 4, 2, 3, block, True, 3, 1, True, True)
     bare = layer([(0, 9, 1)], outliers=0.0, rotate=False).work
     bare.logits = Logits(3.0, torch.zeros(4).half())
     made = looked_up.configured(query(), bare)
-    assert replace(made, warps=12, resident=1) == Build(64, 3, 2, 2, 128, False, 2, 0, False, False, True, 1)
+    assert replace(made, warps=12, resident=1) == CodebookBuild(64, 3, 2, 2, 128, False, 2, 0, False, False, True, 1)
 
 
 def test_the_macros_say_what_the_kernel_is_compiled_for():
@@ -153,25 +153,25 @@ def test_as_many_warps_as_fit_are_chosen():
     assert PLAIN.fits(need) and not PLAIN.fits(need - 1)
     twice = replace(PLAIN, resident=2)
     assert twice.fits(2 * (need + 1024) - 1024) and not twice.fits(2 * (need + 1024) - 1025)
-    assert chosen(PLAIN, 10**9).warps == config.CHOICES[0][0] == 12
-    found = [chosen(PLAIN, shared).warps for shared in (H200, 160 * 1024, 99 * 1024, 50 * 1024, 1)]
+    assert choose_warps(PLAIN, 10**9).warps == config.CHOICES[0][0] == 12
+    found = [choose_warps(PLAIN, shared).warps for shared in (H200, 160 * 1024, 99 * 1024, 50 * 1024, 1)]
     assert found == sorted(found, reverse=True) and found[-1] == 1 and {1, 2, 4, 6, 8, 10, 12} >= set(found)
     for shared in (H200, 99 * 1024):
-        best = chosen(PLAIN, shared)
+        best = choose_warps(PLAIN, shared)
         assert best.fits(shared) and best.resident == 1
         wider = [warps for warps, _ in config.CHOICES if warps > best.warps]
         assert not any(replace(best, warps=warps).fits(shared) for warps in wider)
 
 
 def test_the_source_begins_with_the_header_and_ends_with_the_kernel(monkeypatch):
-    text = codebook_build.source()
-    parts = [codebook_build.part(name) for name in codebook_build.PARTS]
+    text = codebook_build.codebook_source()
+    parts = [codebook_build.codebook_source_file(name) for name in codebook_build.PARTS]
     assert text.startswith(parts[0]) and text.endswith(parts[-1]) and all(part in text for part in parts)
     loaded = []
     monkeypatch.setattr(codebook_build.nvrtc.Function, "__init__", lambda self, *given: loaded.append(given))
     for capability, overlapped in (((9, 0), True), ((8, 9), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        made = codebook_build.kernel.__wrapped__(PLAIN, 3)
+        made = codebook_build.codebook_kernel.__wrapped__(PLAIN, 3)
         assert made.build is PLAIN
         assert loaded.pop() == (PLAIN.macros() + text, "decode", 3, 12 * 32, PLAIN.shared, overlapped)
 
@@ -181,11 +181,11 @@ def test_the_source_begins_with_the_header_and_ends_with_the_kernel(monkeypatch)
 def test_a_launch_shares_the_tokens_of_a_head_and_gets_sinks_as_it_was_compiled_for(splits, sinks, monkeypatch):
     launched, rooms, given = [], [], []
     compiled = SimpleNamespace(resident=264, launch=lambda *given: launched.append(given))
-    monkeypatch.setattr(looked_up, "kernel", lambda build, device: given.append((build, device)) or compiled)
+    monkeypatch.setattr(looked_up, "codebook_kernel", lambda build, device: given.append((build, device)) or compiled)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
     monkeypatch.setattr(looked_up, "workspace", lambda *asked: rooms.append(asked) or "pc")
     packed = []
-    monkeypatch.setattr(looked_up, "arguments", lambda *asked: packed.append(asked) or b"packed")
+    monkeypatch.setattr(looked_up, "codebook_arguments", lambda *asked: packed.append(asked) or b"packed")
     work = layer([(2, 400, 1), (0, 5, 1)]).work
     work.logits = Logits(None, sinks)
     asked = torch.zeros(2, 4, 64, 1).half().transpose(-1, -2)[..., ::1]

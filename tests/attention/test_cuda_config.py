@@ -10,8 +10,8 @@ import pytest
 
 from kvbench.attention.cuda import build as cuda_build
 from kvbench.attention.cuda import config, storage
-from kvbench.attention.cuda.config import options
-from kvbench.attention.cuda.levels import byte_table, factors_of, table
+from kvbench.attention.cuda.config import build_options
+from kvbench.attention.cuda.levels import byte_table, codebook_levels, factors_of
 from kvbench.attention.synthetic import FULL
 from kvbench.attention.work import Format
 
@@ -54,7 +54,9 @@ def test_several_ctas_share_160_kib_at_most_and_one_may_have_all():
 
 
 def test_the_numbers_of_kinds_axes_and_scales_are_those_of_the_kernels_source():
-    named = dict(re.findall(r"([A-Z_0-9]+) = (\d+)[,\s}]", "".join(re.findall(r"enum \{.*?\}", cuda_build.source()))))
+    named = dict(
+        re.findall(r"([A-Z_0-9]+) = (\d+)[,\s}]", "".join(re.findall(r"enum \{.*?\}", cuda_build.cuda_source())))
+    )
     for kind, number in config.KINDS.items():
         assert int(named[kind.upper()]) == number, kind
     assert [int(named[name]) for name in ("CHANNEL", "TOKEN")] == [config.AXES["channel"], config.AXES["token"]]
@@ -199,7 +201,7 @@ def test_digits_of_queries_take_room_only_where_levels_are_multiplied_as_integer
 
 def chosen(*given: Any, **more: Any) -> list[tuple[int, ...]]:
     names = ("team", "shares", "blocks", "teams", "resident")
-    found = options(*given, **more)
+    found = build_options(*given, **more)
     assert all(set(option) == {*names, "stages"} and option["stages"] == 2 for option in found)
     return [tuple(option[name] for name in names) for option in found]
 
@@ -262,14 +264,14 @@ def test_the_macros_of_levels_are_those_of_the_widths_in_use():
         return "{" + ", ".join(f"{number:#x}u" for number in numbers) + "}"
 
     found = config.level_macros(three, 128)
-    assert found["LEVEL_BYTES"] == "{" + words(table(128, 3).words) + ", " + zeros + "}"
-    assert found["LEVEL_UNITS"] == f"{{{table(128, 3).unit:.9e}f, {0:.9e}f}}"
+    assert found["LEVEL_BYTES"] == "{" + words(codebook_levels(128, 3).words) + ", " + zeros + "}"
+    assert found["LEVEL_UNITS"] == f"{{{codebook_levels(128, 3).unit:.9e}f, {0:.9e}f}}"
     bytes_of = byte_table(128)
     assert found["ENTRY_BYTES"] == words(bytes_of.words)
     assert found["ENTRY_UNITS"] == f"{{{bytes_of.unit:.9e}f, {bytes_of.read_unit:.9e}f}}"
     found = config.level_macros(four, 64)
-    assert found["LEVEL_BYTES"] == "{" + zeros + ", " + words(table(64, 4).words) + "}"
-    assert found["LEVEL_UNITS"] == f"{{{0:.9e}f, {table(64, 4).unit:.9e}f}}"
+    assert found["LEVEL_BYTES"] == "{" + zeros + ", " + words(codebook_levels(64, 4).words) + "}"
+    assert found["LEVEL_UNITS"] == f"{{{0:.9e}f, {codebook_levels(64, 4).unit:.9e}f}}"
     assert found["ENTRY_BYTES"] == zeros and found["ENTRY_UNITS"] == f"{{{0:.9e}f, {0:.9e}f}}"
     assert config.level_macros(((FULL, FULL), AFFINE), 128) == {}
     assert "LEVEL_BYTES" in config.build(three, 128, 1, True, H200).macros()
@@ -297,10 +299,10 @@ def test_the_kernel_is_built_for_the_gpu_on_which_it_runs(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
         properties = type("Properties", (), told)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
-        got = cuda_build.kernel.__wrapped__((AFFINE,), 128, 4, True, 3, (("teams", 2),), True, 2)
+        got = cuda_build.cuda_kernel.__wrapped__((AFFINE,), 128, 4, True, 3, (("teams", 2),), True, 2)
         assert got == ("built", 3)
         assert asked.pop() == ((AFFINE,), 128, 4, True, shared, (("teams", 2),), True, 2, fast)
-    cuda_build.kernel.__wrapped__((AFFINE,), 64, 1, False, 0)
+    cuda_build.cuda_kernel.__wrapped__((AFFINE,), 64, 1, False, 0)
     assert asked.pop() == ((AFFINE,), 64, 1, False, H200, (), False, 0, True)
 
 
@@ -314,7 +316,7 @@ def test_a_kernel_begins_before_the_last_has_ended_from_hopper_on(capability, wa
     build = made(teams=2)
     kernel = cuda_build.Kernel(build, 1)
     assert kernel.build is build
-    assert loaded == [(build.macros() + cuda_build.source(), "decode", 1, 64, build.shared, wanted)]
+    assert loaded == [(build.macros() + cuda_build.cuda_source(), "decode", 1, 64, build.shared, wanted)]
     monkeypatch.setattr(cuda_build, "OVERLAPPED", False)
     cuda_build.Kernel(build, 1)
     assert loaded[1][-1] is False

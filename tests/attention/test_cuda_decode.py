@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvbench.attention.cuda import config, storage
 from kvbench.attention.cuda import decode as cuda_decode
 from kvbench.attention.phases import Format
-from kvbench.attention.synthetic import FULL, Piece, error, exact, layer
+from kvbench.attention.synthetic import FULL, Piece, dequantized_attention, layer, relative_error
 
 gpu = [
     pytest.mark.gpu,
@@ -69,7 +69,7 @@ def query(work, group, count, dtype=torch.bfloat16, scale=2.0, seed=1):
 
 def wrong(work, q, **kwargs):
     scaling = q.shape[-1] ** -0.5
-    return error(cuda_decode.attend(q, work, scaling, **kwargs), exact(q, work, scaling))
+    return relative_error(cuda_decode.attend(q, work, scaling, **kwargs), dequantized_attention(q, work, scaling))
 
 
 class TestBuild:
@@ -212,9 +212,9 @@ class TestOnAGpu:
         q = query(work, 1, 1, scale=size)
         out = cuda_decode.attend(q, work, 128**-0.5)
         assert bool(torch.isfinite(out).all())
-        wanted = exact(q, work, 128**-0.5)
-        rounding = error(wanted.to(out.dtype), wanted)  # of the output alone: bf16 has eight bits
-        assert error(out, wanted) < 3e-3 + rounding
+        wanted = dequantized_attention(q, work, 128**-0.5)
+        rounding = relative_error(wanted.to(out.dtype), wanted)  # of the output alone: bf16 has eight bits
+        assert relative_error(out, wanted) < 3e-3 + rounding
 
     def test_constant_groups(self):
         work = make("int4 G128", [(512, 5)], [(512, 5)])
@@ -239,7 +239,7 @@ class TestOnAGpu:
             work.counts = [[(0, 0, packed), (0, 0, tail)]]
             work.table.copy_(torch.tensor(work.counts, dtype=torch.int32))
             graph.replay()
-            assert error(out, exact(q, work, 0.1)) < 3e-3
+            assert relative_error(out, dequantized_attention(q, work, 0.1)) < 3e-3
 
     def test_what_it_cannot_serve_it_says(self):
         work = make("int4 G128", [(128, 5)], [(128, 5)])
@@ -250,7 +250,7 @@ class TestOnAGpu:
 
 def test_layers_that_its_addresses_do_not_reach_are_refused(monkeypatch):
     monkeypatch.setattr(cuda_decode, "available", lambda: None)
-    monkeypatch.setattr(cuda_decode, "problem", lambda *asked: None)  # there is nothing to compile for
+    monkeypatch.setattr(cuda_decode, "cuda_problem", lambda *asked: None)  # there is nothing to compile for
     pieces = [[Piece(Format("affine", 4, axis, 64), [300]), Piece(FULL, [5])] for axis in ("channel", "token")]
     work = layer(*pieces, heads=2, key_dim=64, value_dim=64)
     q = torch.zeros(1, 2, 1, 64, dtype=torch.float16)
@@ -266,9 +266,9 @@ def test_a_kernel_that_cannot_be_compiled_is_a_reason(monkeypatch):
         raise RuntimeError("nvrtc could not compile the decode kernel\nmore")
 
     monkeypatch.setattr(cuda_decode, "available", lambda: None)
-    monkeypatch.setattr(cuda_decode, "kernel", fail)
-    cuda_decode.problem.cache_clear()
+    monkeypatch.setattr(cuda_decode, "cuda_kernel", fail)
+    cuda_decode.cuda_problem.cache_clear()
     work = layer([Piece(FULL, [5])], [Piece(FULL, [5])], heads=1, key_dim=64, value_dim=64)
     reason = cuda_decode.refuses(torch.zeros(1, 1, 1, 64, dtype=torch.float16), work)
-    cuda_decode.problem.cache_clear()
+    cuda_decode.cuda_problem.cache_clear()
     assert reason == "not compiled: nvrtc could not compile the decode kernel"

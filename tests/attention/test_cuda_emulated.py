@@ -9,7 +9,7 @@ import torch
 
 from kvbench.attention.cuda.config import Build, build, shared_memory
 from kvbench.attention.phases import Format
-from kvbench.attention.synthetic import FULL, Piece, error, exact, layer
+from kvbench.attention.synthetic import FULL, Piece, dequantized_attention, layer, relative_error
 from tests.attention.emulated import attend
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -174,7 +174,7 @@ def test_formats_and_warps(
     chosen = {"team": 1, "one_column": False, "teams": 2, "stages": 2, "resident": 1, **changes}
     config = Build(dims, bf16=dtype == BF16, phases=work.signature(), **chosen)
     out = attend(config, query, work, dims**-0.5, 2, tmp_path)
-    assert error(out, exact(query, work, dims**-0.5)) < 3e-3
+    assert relative_error(out, dequantized_attention(query, work, dims**-0.5)) < 3e-3
 
 
 OFFSET8, OFFSET4 = Format("offset", 8, "token", 32), Format("offset", 4, "token", 32)
@@ -238,7 +238,7 @@ def test_factors_and_elements(
     chosen = {"team": 1, "one_column": False, "teams": 2, "stages": 2, "resident": 1, **changes}
     config = Build(dims, bf16=dtype == BF16, phases=work.signature(), **chosen)
     out = attend(config, query, work, dims**-0.5, 2, tmp_path)
-    assert error(out, exact(query, work, dims**-0.5)) < (5e-4 if dtype == FP16 else 3e-3)
+    assert relative_error(out, dequantized_attention(query, work, dims**-0.5)) < (5e-4 if dtype == FP16 else 3e-3)
 
 
 @pytest.mark.parametrize("factor", [pytest.param(50000.0, marks=SLOW), 2.0**-24])
@@ -255,8 +255,8 @@ def test_largest_and_smallest_factors_of_values(factor: float, tmp_path: Path) -
     work.phases[0][1].params[0].copy_(work.phases[0][1].params[0].sign() * factor)
     query = torch.randn(1, 1, 1, 64, generator=torch.Generator().manual_seed(1)).to(BF16)
     config = build(work.signature(), 64, 1, True, shared_memory((9, 0)), (("teams", 1),))
-    out, wanted = attend(config, query, work, 0.125, 1, tmp_path), exact(query, work, 0.125)
-    assert error(out, wanted) < 3e-3
+    out, wanted = attend(config, query, work, 0.125, 1, tmp_path), dequantized_attention(query, work, 0.125)
+    assert relative_error(out, wanted) < 3e-3
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_windows_as_integers(
     tuning = (("teams", 2), ("integer", 1))
     config = build(work.signature(), channels, 1, dtype == BF16, shared_memory((9, 0)), tuning)
     out = attend(config, query, work, channels**-0.5, 2, tmp_path)
-    assert error(out, exact(query, work, channels**-0.5)) < 3e-3
+    assert relative_error(out, dequantized_attention(query, work, channels**-0.5)) < 3e-3
 
 
 @pytest.mark.parametrize("group", [32, 64])
@@ -291,5 +291,5 @@ def test_integers_of_a_channel_ten_thousand_times_the_others(group: int, tmp_pat
     work.phases[0][0].params[0][..., 5] *= 1e4
     query = (torch.randn(1, 1, 1, 64, generator=torch.Generator().manual_seed(1)) * 2).to(BF16)
     config = build(work.signature(), 64, 1, True, shared_memory((9, 0)), (("teams", 1),))
-    out, wanted = attend(config, query, work, 0.125, 2, tmp_path), exact(query, work, 0.125)
-    assert config.integer and error(out, wanted) < 1e-3 + error(wanted.to(BF16), wanted)
+    out, wanted = attend(config, query, work, 0.125, 2, tmp_path), dequantized_attention(query, work, 0.125)
+    assert config.integer and relative_error(out, wanted) < 1e-3 + relative_error(wanted.to(BF16), wanted)

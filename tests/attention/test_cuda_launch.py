@@ -37,7 +37,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A machine on which everything compiles, and what was compiled."""
     asked: list[Any] = []
     monkeypatch.setattr(cuda_decode, "available", lambda: None)
-    monkeypatch.setattr(cuda_decode, "problem", lambda *given: asked.append(given))
+    monkeypatch.setattr(cuda_decode, "cuda_problem", lambda *given: asked.append(given))
     return asked
 
 
@@ -155,11 +155,11 @@ def test_a_row_takes_a_column_for_each_group_that_a_tile_may_meet() -> None:
 
 def test_no_pragma_stands_where_nvcc_drops_what_follows() -> None:
     """Directly behind `if constexpr (...)`, without a brace, it took the rest of the block along, without a word."""
-    assert not re.search(r"if constexpr \([^\n]*\)\n\s*#pragma", cuda_build.source())
+    assert not re.search(r"if constexpr \([^\n]*\)\n\s*#pragma", cuda_build.cuda_source())
 
 
 def test_the_source_is_all_of_its_files_in_order() -> None:
-    text = cuda_build.source()
+    text = cuda_build.cuda_source()
     assert text.index("struct Args") < text.index("decode(")
 
 
@@ -173,7 +173,7 @@ def test_a_launch_is_told_what_lies_where(
         build=SimpleNamespace(rows=4, columns=4, teams=2), resident=264, launch=lambda *given: launched.append(given)
     )
     kinds: list[Any] = []
-    monkeypatch.setattr(cuda_decode, "kernel", lambda *given: kinds.append(given) or compiled)
+    monkeypatch.setattr(cuda_decode, "cuda_kernel", lambda *given: kinds.append(given) or compiled)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
     room = torch.zeros(8), torch.zeros(8, dtype=torch.int32)
     rooms: list[Any] = []

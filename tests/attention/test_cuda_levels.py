@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvbench.attention.cuda.config import build, shared_memory
-from kvbench.attention.cuda.levels import byte_table, table
+from kvbench.attention.cuda.levels import byte_table, codebook_levels
 from kvbench.attention.phases import Format
 from kvbench.attention.synthetic import FULL
 from kvbench.quantizers.turboquant import LevelQuantizer
@@ -25,7 +25,7 @@ def entry_of(codes, bits):
 @pytest.mark.parametrize("channels", [64, 128])
 @pytest.mark.parametrize("bits", [3, 4])
 def test_entries_are_levels_nearly_exactly(bits, channels):
-    made = table(channels, bits)
+    made = codebook_levels(channels, bits)
     numbers = entries(made.words)
     codes = torch.arange(8)
     wanted = LevelQuantizer(bits).table(channels)[codes].double()
@@ -70,6 +70,6 @@ def test_kernels_for_levels_have_only_the_tables_that_they_need():
     key, value = Format("levels_read", 3, "token", 128), Format("affine", 3, "token", 128)
     made = build(((key, value), (FULL, FULL)), 128, 1, True, shared_memory((9, 0)))
     macros = made.macros()
-    assert f"{table(128, 3).words[0]:#x}u" in macros and "{0x0u, 0x0u, 0x0u, 0x0u}" in macros
+    assert f"{codebook_levels(128, 3).words[0]:#x}u" in macros and "{0x0u, 0x0u, 0x0u, 0x0u}" in macros
     plain = build(((FULL, FULL),), 128, 1, True, shared_memory((9, 0)))
     assert "LEVEL_BYTES" not in plain.macros()

@@ -126,8 +126,8 @@ def test_passes_over_padded_rows_give_what_steps_give(monkeypatch, name, archite
     method, model = load_method(kind, **options), zoo.model(architecture)
     ids, mask = zoo.padded_batch([84, 77], seed=3)
     prompt, width, served = 30, 84, []
-    attend = foreseen.attend
-    monkeypatch.setattr(foreseen, "attend", lambda *args: served.append(attend(*args)) or served[-1])
+    attend = foreseen.attend_foreseen
+    monkeypatch.setattr(foreseen, "attend_foreseen", lambda *args: served.append(attend(*args)) or served[-1])
 
     def logits(size: int):
         cache = method.new_cache(model, max_length=width)

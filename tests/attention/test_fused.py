@@ -9,7 +9,7 @@ import torch
 
 from kvbench.attention import fused, reference
 from kvbench.attention.logits import Logits
-from kvbench.attention.phases import Format, NotServed, Part, Work, pairs_of_row, part, window_of
+from kvbench.attention.phases import Format, NotServed, Part, Work, describe_part, pairs_of_row, window_of
 from kvbench.attention.synthetic import groups_of
 from kvbench.cache import Prompts
 from kvbench.cache.options import Options
@@ -63,7 +63,7 @@ def test_no_kernel_is_asked_on_a_cpu():
 
 
 class Layer:
-    """The attributes of a layer that :func:`fused.plain` reads."""
+    """The attributes of a layer that :func:`fused.plain_mask` reads."""
 
     def __init__(self, starts, seen):
         self.batch, self.seen, self.progress = len(starts), seen, Progress()
@@ -75,12 +75,12 @@ def test_a_mask_is_plain_when_it_hides_padding_and_the_future_alone(count):
     starts, width = [0, 3], 12
     mask = torch.ones(2, 1, count, width, dtype=torch.bool).tril(width - count)
     mask[1, ..., :3] = False
-    assert fused.plain(Layer(starts, width), mask, count)
+    assert fused.plain_mask(Layer(starts, width), mask, count)
     additive = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
-    assert fused.plain(Layer(starts, width), additive, count)
+    assert fused.plain_mask(Layer(starts, width), additive, count)
     window = mask.clone()
     window[..., 4] = False
-    assert not fused.plain(Layer(starts, width), window, count)
+    assert not fused.plain_mask(Layer(starts, width), window, count)
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -92,24 +92,24 @@ def test_a_mask_is_that_of_a_sliding_window_or_it_is_not(count):
     mask = causal & ~torch.ones_like(causal).tril(width - count - window)
     layer = Layer(starts, width)
     for _ in range(2):
-        assert fused.plain(layer, mask, count, window) and fused.plain(layer, causal, count)
+        assert fused.plain_mask(layer, mask, count, window) and fused.plain_mask(layer, causal, count)
     assert len(layer.progress.plain_masks) == 2
     for other in (None, window - 1, window + 1):
-        assert not fused.plain(Layer(starts, width), mask, count, other)
-    assert fused.plain(Layer(starts, width), causal, count, width)  # a window that hides nothing
+        assert not fused.plain_mask(Layer(starts, width), mask, count, other)
+    assert fused.plain_mask(Layer(starts, width), causal, count, width)  # a window that hides nothing
 
 
 def test_a_mask_is_looked_at_again_when_the_rows_or_the_step_are_others():
     """The answer of a mask is remembered for the layers of a step, not for another mask or number of tokens."""
     layer, width = Layer([0], 12), 12
     plain = torch.ones(1, 1, 1, width, dtype=torch.bool)
-    assert fused.plain(layer, plain, 1) and fused.plain(layer, plain, 1)
+    assert fused.plain_mask(layer, plain, 1) and fused.plain_mask(layer, plain, 1)
     hiding = plain.clone()
     hiding[..., 5] = False
-    assert not fused.plain(layer, hiding, 1) and fused.plain(layer, plain, 1)
+    assert not fused.plain_mask(layer, hiding, 1) and fused.plain_mask(layer, plain, 1)
     layer.seen = 13  # the same tensor, changed in place for the next step
     plain[..., 2] = False
-    assert not fused.plain(layer, plain, 1)
+    assert not fused.plain_mask(layer, plain, 1)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_what_a_method_does_is_no_plain_attention(name, settings, count, reason)
     if "reorder" in settings:
         layer.method.reading_order = lambda layer, rows: [(0, 1)]
     if reason is None:
-        fused.check(layer, None, count)
+        fused.check_plain_causal(layer, None, count)
         return
     with pytest.raises(NotServed, match=reason):
-        fused.check(layer, None, count)
+        fused.check_plain_causal(layer, None, count)
 
 
 @pytest.mark.parametrize("wanted", ["auto", "triton", "reference"])
@@ -151,7 +151,7 @@ def test_exact_stores_are_left_to_sdpa_where_sdpa_serves_them(logits, wanted, mo
     monkeypatch.setattr(torch.cuda, "device_of", lambda query: nullcontext())
     query = SimpleNamespace(device=SimpleNamespace(type="cuda"), shape=(1, 4, 1, 32))
     layer.progress.options = Options(kernels=wanted)
-    fused.attend(layer, query, None, 0.2, logits)
+    fused.attend_fused(layer, query, None, 0.2, logits)
     assert seen == ([] if wanted == "reference" or (wanted == "auto" and logits.plain) else [logits])
 
 
@@ -183,7 +183,7 @@ def test_full_buffers_have_parameters_of_a_group_behind_the_last_one(window):
     quantizer = WindowedQuantizer(2, window, 48)
     for tokens in (0, 1, window, 128, 500):
         segment = PackedSegment(1, 2, 64, torch.float16, "cpu", quantizer=quantizer, side="key", capacity=tokens)
-        last = groups_of(part(segment, 64).format, torch.tensor([max(segment.capacity - 1, 0)]))
+        last = groups_of(describe_part(segment, 64).format, torch.tensor([max(segment.capacity - 1, 0)]))
         assert all(param.shape[2] >= last.item() + 2 for param in segment.params)
     segment.append(slice(None), torch.randn(1, 2, 2 * window, 64).half())
     assert segment.used(0)["scales"] == 2 * 2 * (2 * quantizer.groups) * 64 * 2
@@ -193,11 +193,11 @@ def test_a_mask_that_hides_more_is_a_reason():
     layer = zoo.new_layer(load_method("fp16"))
     zoo.feed(layer, *zoo.random_kv(6))
     mask = torch.ones(1, 1, 2, 6, dtype=torch.bool).tril(4)
-    fused.check(layer, mask, 2)
+    fused.check_plain_causal(layer, mask, 2)
     hiding = mask.clone()
     hiding[..., 2] = False
     with pytest.raises(NotServed, match="the mask hides more than padding"):
-        fused.check(layer, hiding, 2)
+        fused.check_plain_causal(layer, hiding, 2)
 
 
 def test_kernels_are_tried_in_their_order_and_only_those_that_are_wanted(monkeypatch):
@@ -205,7 +205,7 @@ def test_kernels_are_tried_in_their_order_and_only_those_that_are_wanted(monkeyp
     refusals, asked = {}, []
     for name, module in modules.items():
         module.refuses = lambda query, work, name=name: refusals[name]
-    monkeypatch.setattr(fused, "load", lambda name: asked.append(name) or modules[name])
+    monkeypatch.setattr(fused, "load_kernel", lambda name: asked.append(name) or modules[name])
     for reasons, wanted, served, tried in (
         ({"cuda": None, "triton": None}, "auto", "cuda", ["cuda"]),
         ({"cuda": "no", "triton": None}, "auto", "triton", ["cuda", "triton"]),
@@ -228,10 +228,10 @@ def test_kernels_are_tried_in_their_order_and_only_those_that_are_wanted(monkeyp
 def test_a_kernel_that_cannot_be_imported_says_why(name, monkeypatch):
     package = f"kvbench.attention.{name}"
     monkeypatch.setitem(sys.modules, package, None)
-    assert fused.load(name) == f"{package} is not installed"
+    assert fused.load_kernel(name) == f"{package} is not installed"
     monkeypatch.setitem(sys.modules, package, ModuleType(package))
     monkeypatch.delitem(sys.modules, f"{package}.decode", raising=False)
-    assert str(fused.load(name)).startswith("cannot import name 'decode'")
+    assert str(fused.load_kernel(name)).startswith("cannot import name 'decode'")
     with pytest.raises(NotServed, match=f"^{name}: cannot import name 'decode'"):
         fused.pick(torch.zeros(1, 1, 1, 8), _nothing(), name)
 
@@ -249,11 +249,11 @@ def test_a_row_names_the_kernel_and_whether_it_read_codes(monkeypatch):
     layer = zoo.new_layer(load_method("fp16"))
     zoo.feed(layer, *zoo.random_kv(6))
     layer.progress.options = Options(kernels="triton")
-    assert fused.attend(layer, torch.zeros(1, 4, 1, 32), None, 0.2) is None
+    assert fused.attend_fused(layer, torch.zeros(1, 4, 1, 32), None, 0.2) is None
     assert layer.paths == {"reference (no kernel reads keys and values in float32)"}
     layer.progress.options = Options(kernels="reference")
     layer.paths.clear()
-    assert fused.attend(layer, torch.zeros(1, 4, 1, 32), None, 0.2) is None and not layer.paths
+    assert fused.attend_fused(layer, torch.zeros(1, 4, 1, 32), None, 0.2) is None and not layer.paths
 
 
 def _nothing():
@@ -267,16 +267,16 @@ def errors(name, kernels, count, dtype, lengths, monkeypatch):
     model = zoo.model("llama", dtype).cuda()
     ids, mask = zoo.padded_batch(lengths)
     ids, mask = ids.cuda(), mask.cuda()
-    found, real = [], fused.attend
+    found, real = [], fused.attend_fused
 
     def both(layer, query, mask, scaling, logits):
         out = real(layer, query, mask, scaling, logits)
         assert out is not None, layer.paths
-        expected = reference.attend(None, layer, query.float(), mask, scaling, logits)
+        expected = reference.attend_reference(None, layer, query.float(), mask, scaling, logits)
         found.append(float((out - expected).norm() / expected.norm()))
         return out
 
-    monkeypatch.setattr(fused, "attend", both)
+    monkeypatch.setattr(fused, "attend_fused", both)
     try:
         prompts = Prompts.from_batch(ids, mask, decode=lambda row: " ".join(map(str, row)))
         cache = method.new_cache(model, prompts)

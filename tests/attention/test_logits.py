@@ -125,7 +125,7 @@ METHODS = {
 def test_every_step_is_stocks_attention_over_what_is_stored(model, name, monkeypatch):
     """The model's own eager attention, with its caps and sinks, over the dequantized slots of each row."""
     base, settings = METHODS[name]
-    method, eager, real, checked = load_method(base, **settings), eager_of(model), reference.attend, []
+    method, eager, real, checked = load_method(base, **settings), eager_of(model), reference.attend_reference, []
 
     def both(module, layer, query, mask, scaling, logits):
         out = real(module, layer, query, mask, scaling, logits)
@@ -148,7 +148,7 @@ def test_every_step_is_stocks_attention_over_what_is_stored(model, name, monkeyp
         checked.append(layer.index)
         return out
 
-    monkeypatch.setattr(reference, "attend", both)
+    monkeypatch.setattr(reference, "attend_reference", both)
     ids, mask = zoo.padded_batch(LENGTHS)
     told = Prompts.from_batch(ids[:, :100], mask[:, :100], decode=lambda ids: " ".join(map(str, ids)))
     cache = method.new_cache(model, told)
@@ -252,7 +252,7 @@ def test_a_long_prompt_never_has_all_its_scores_at_once(monkeypatch):
             for most in (1 << 20, 3000, 100):
                 monkeypatch.setitem(capped.SCORES, "cpu", most)
                 sizes.clear()
-                found = capped.attend(q, k, v, mask, 0.3, logits)
+                found = capped.attend_capped(q, k, v, mask, 0.3, logits)
                 torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
                 # a query of a KV head of all rows is the least; its sink is one score more
                 assert max(sizes) <= max(most, 2 * 2 * 70) * 71 // 70
@@ -269,7 +269,7 @@ def test_sinks_are_exact_as_keys_of_sdpa(dtype, scaling):
     mask = torch.ones(9, 30, dtype=torch.bool).tril(21)[None, None]
     module = torch.nn.Module()
     module.num_key_value_groups = 2
-    found = prefill.exact(module, q, k, v, mask, scaling, Logits(None, sinks))
+    found = prefill.attend_exact(module, q, k, v, mask, scaling, Logits(None, sinks))
     scores = (q.float() @ k.float().repeat_interleave(2, 1).transpose(-1, -2) * scaling).masked_fill(~mask, -math.inf)
     weights = torch.cat([scores, sinks.view(1, 4, 1, 1).expand(1, 4, 9, 1)], -1).softmax(-1)[..., :-1]
     wanted = (weights @ v.float().repeat_interleave(2, 1)).transpose(1, 2)
@@ -288,15 +288,15 @@ def test_long_padded_prompts_need_no_mask(logits, monkeypatch):
     real[0, :13] = False
     module, kwargs = torch.nn.Module(), {"softcap": logits.softcap, "s_aux": logits.sinks}
     module.num_key_value_groups = 2
-    short, name = prefill.attend(module, q, k, v, real, 0.2, kwargs)
+    short, name = prefill.attend_prompt(module, q, k, v, real, 0.2, kwargs)
     full = torch.ones(40, 40, dtype=torch.bool).tril() & real[:, None, None, :]
     for first, last in ((0, 40), (0, 9), (11, 30), (39, 40)):
         assert torch.equal(prefill.rows_of(real, first, last, 40), full[:, :, first:last])
         assert torch.equal(prefill.rows_of(full, first, last, 40), full[:, :, first:last])
-    masked, _ = prefill.attend(module, q, k, v, full, 0.2, kwargs)
+    masked, _ = prefill.attend_prompt(module, q, k, v, full, 0.2, kwargs)
     torch.testing.assert_close(short[real], masked[real], rtol=1e-5, atol=1e-6)
     assert name == ("capped" if logits.softcap else "sdpa+sinks")
-    none, _ = prefill.attend(module, q[1:], k[1:], v[1:], None, 0.2, kwargs)
+    none, _ = prefill.attend_prompt(module, q[1:], k[1:], v[1:], None, 0.2, kwargs)
     torch.testing.assert_close(none, masked[1:], rtol=1e-5, atol=1e-6)
 
 
@@ -315,7 +315,7 @@ def test_recorded_steps_are_the_eager_ones(name, base, monkeypatch):
     from kvbench.attention import fused, phases
     from tests.decoding.recorded_oracle import Oracle, part
 
-    monkeypatch.setattr(phases, "part", part)
+    monkeypatch.setattr(phases, "describe_part", part)
     monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
     made = zoo.capped(name, layer_types=["full_attention"] * 2).eval()
     method = load_method(base, **METHODS[base][1])
@@ -333,13 +333,15 @@ def test_recorded_steps_are_the_eager_ones(name, base, monkeypatch):
 
     cache = method.new_cache(made, max_length=150)
     token, sampling, caught = prefilled(made, cache, ids, mask).argmax(-1), Sampling(), []
-    step = Step(made, cache, token, mask.sum(-1), sampling, graphs.uniforms(sampling, sampling.generators(2), new - 1))
+    step = Step(
+        made, cache, token, mask.sum(-1), sampling, graphs.draw_step_uniforms(sampling, sampling.generators(2), new - 1)
+    )
     forward = step.forward
     monkeypatch.setattr(step, "forward", lambda **keep: (caught.append(forward(**keep)), caught[-1])[1])
     graph = graphs.Captured(step, capture=False)
     graph.first()
     stopping = Stopping(2, (), (), None)
-    graphs.decode(graph, token, stopping, new)
+    graphs.decode_captured(graph, token, stopping, new)
     assert stopping.tokens == torch.stack(tokens, 1).tolist()
     assert cache.path == "oracle"
     torch.testing.assert_close(caught[-1][:, -1], logits[-1], rtol=1e-4, atol=1e-4)
@@ -425,9 +427,9 @@ def test_attention_in_both_directions_stays_so(said, logits, monkeypatch):
     q, k, v = (torch.randn(1, heads, 11, 16, generator=generator) for heads in (4, 2, 2))
     module = torch.nn.Module()
     module.num_key_value_groups, module.is_causal = 2, said
-    found = prefill.exact(module, q, k, v, None, 0.3, logits, {"is_causal": False} if said else {})
+    found = prefill.attend_exact(module, q, k, v, None, 0.3, logits, {"is_causal": False} if said else {})
     everything = torch.ones(1, 1, 11, 11, dtype=torch.bool)
-    wanted = prefill.exact(module, q, k, v, everything, 0.3, logits)
+    wanted = prefill.attend_exact(module, q, k, v, everything, 0.3, logits)
     torch.testing.assert_close(found, wanted)
     module.is_causal = True
-    assert not torch.allclose(prefill.exact(module, q, k, v, None, 0.3, logits), wanted, atol=1e-2)
+    assert not torch.allclose(prefill.attend_exact(module, q, k, v, None, 0.3, logits), wanted, atol=1e-2)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from kvbench.attention import check_cases, fused, reference
-from kvbench.attention.check_cases import Case, channel, token, whole
+from kvbench.attention.check_cases import Case, channel, one_packed_segment, token
 from kvbench.attention.cuda import decode as cuda_decode
 from kvbench.attention.logits import Logits
-from kvbench.attention.synthetic import error, exact
+from kvbench.attention.synthetic import dequantized_attention, relative_error
 from kvbench.cache import Prompts
 from kvbench.cache.options import Options
 from kvbench.decoding.autoregressive import generate
@@ -34,9 +34,9 @@ LOGITS = {
 TIERS = {
     "int4": check_cases.INT4,
     "int2 G32": check_cases.INT2_G32,
-    "int4 G64": whole(channel(4, 64), token(4, 64)),
+    "int4 G64": one_packed_segment(channel(4, 64), token(4, 64)),
     "hierarchical": check_cases.INT8,
-    "atom": whole(token(4, 128, "atom"), token(4, 128, "atom")),
+    "atom": one_packed_segment(token(4, 128, "atom"), token(4, 128, "atom")),
     "mix": check_cases.MIX,
     "exact": (),
     "int2 W42": check_cases.LOGQUANT_W42,
@@ -76,10 +76,10 @@ def test_formats(shape, tiers, logits, kernels):
             assert kernels == "cuda" and tiers == "int2 W42", reason
             continue
         scaling = query.shape[-1] ** -0.5
-        wanted = exact(query, work, scaling)
-        assert error(module.attend(query, work, scaling), wanted) < TOLERANCE[dtype]
-        plain = exact(query, replace(work, logits=Logits()), scaling)
-        assert logits == "a wide cap" or error(plain, wanted) > 0.02
+        wanted = dequantized_attention(query, work, scaling)
+        assert relative_error(module.attend(query, work, scaling), wanted) < TOLERANCE[dtype]
+        plain = dequantized_attention(query, replace(work, logits=Logits()), scaling)
+        assert logits == "a wide cap" or relative_error(plain, wanted) > 0.02
 
 
 @pytest.mark.parametrize("splits", [1, 2, 7, 64])
@@ -89,7 +89,7 @@ def test_a_sink_is_counted_once_however_many_ctas_share_a_head(queries, logits, 
     case = Case("", "8b", check_cases.INT4, (9001,), (37, 90), queries)
     query, work = with_logits(case, logits)
     found = cuda_decode.attend(query, work, 0.1, splits=splits)
-    assert error(found, exact(query, work, 0.1)) < TOLERANCE[torch.float16]
+    assert relative_error(found, dequantized_attention(query, work, 0.1)) < TOLERANCE[torch.float16]
 
 
 @pytest.mark.parametrize("kernels", ["cuda", "triton"])
@@ -98,12 +98,15 @@ def test_merges_of_any_number_of_parts(context, kernels):
     """One program a head, a merge by the last of a few, a merge by a second kernel."""
     module = kernel(kernels)
     for shape, batch in (("8b", 1), ("7b", 8), ("tiny", 1)):
-        tiers = whole(channel(4, 64), token(4, 64))
+        tiers = one_packed_segment(channel(4, 64), token(4, 64))
         query, work = with_logits(Case("", shape, tiers, (context,) * batch), "both")
         scaling = query.shape[-1] ** -0.5
         one = slice(0, 2)
-        wanted = exact(query, work, scaling, one)
-        assert error(module.attend(query, work, scaling)[:, :, : wanted.shape[2]], wanted) < TOLERANCE[torch.float16]
+        wanted = dequantized_attention(query, work, scaling, one)
+        assert (
+            relative_error(module.attend(query, work, scaling)[:, :, : wanted.shape[2]], wanted)
+            < TOLERANCE[torch.float16]
+        )
 
 
 @pytest.mark.parametrize("kernels", ["cuda", "triton"])
@@ -112,9 +115,9 @@ def test_sinks_far_above_and_below_all_scores_give_finite_numbers(kernels):
     query, work = Case("", "8b", check_cases.INT4, (1491,)).query(), Case("", "8b", check_cases.INT4, (1491,)).work(0)
     for size in (-6e4, -300.0, 300.0, 6e4):
         work.logits = Logits(None, torch.full((query.shape[1],), size, device="cuda"))
-        found, wanted = module.attend(query, work, 0.1), exact(query, work, 0.1)
+        found, wanted = module.attend(query, work, 0.1), dequantized_attention(query, work, 0.1)
         assert bool(torch.isfinite(found).all())
-        assert error(found, wanted) < 3e-3 if size < 0 else float(found.abs().max()) == 0
+        assert relative_error(found, wanted) < 3e-3 if size < 0 else float(found.abs().max()) == 0
 
 
 @pytest.mark.parametrize("kernels", ["cuda", "triton"])
@@ -131,7 +134,7 @@ def test_a_captured_graph_reads_the_sinks_where_they_are(logits, kernels):
         if work.logits.sinks is not None:
             work.logits.sinks.add_(step)
         graph.replay()
-        assert error(out, exact(query, work, 0.1)) < 3e-3
+        assert relative_error(out, dequantized_attention(query, work, 0.1)) < 3e-3
 
 
 METHODS = {
@@ -157,7 +160,7 @@ def test_a_kernel_gives_what_the_reference_path_gives(name, method_name, count, 
     if method_name == "cocktail":
         pytest.importorskip("bm25s")
     base, options = METHODS[method_name]
-    method, served, real = load_method(base, **options), [], fused.attend
+    method, served, real = load_method(base, **options), [], fused.attend_fused
     for dtype, lengths in ((torch.bfloat16, [700]), (torch.float16, [431, 620, 431])):
         model = zoo.capped(name).to(dtype).eval().cuda()
 
@@ -165,11 +168,11 @@ def test_a_kernel_gives_what_the_reference_path_gives(name, method_name, count, 
             out = real(layer, query, mask, scaling, logits)
             assert not logits.plain
             if out is not None:
-                expected = reference.attend(None, layer, query.float(), mask, scaling, logits)
+                expected = reference.attend_reference(None, layer, query.float(), mask, scaling, logits)
                 served.append((layer.index, float((out - expected).norm() / expected.norm())))
             return out
 
-        monkeypatch.setattr(fused, "attend", both)
+        monkeypatch.setattr(fused, "attend_fused", both)
         try:
             ids, mask = (x.cuda() for x in zoo.padded_batch(lengths))
             cache = method.new_cache(model, Prompts.from_batch(ids, mask, decode=lambda row: " ".join(map(str, row))))
@@ -182,7 +185,7 @@ def test_a_kernel_gives_what_the_reference_path_gives(name, method_name, count, 
                     model(new, attention_mask=mask, past_key_values=cache)
         finally:
             method.detach(model)
-            monkeypatch.setattr(fused, "attend", real)
+            monkeypatch.setattr(fused, "attend_fused", real)
     assert sum(index == 1 for index, _ in served) == 12
     assert sum(index == 0 for index, _ in served) == (12 if count == 1 and base != "cocktail" else 0)
     assert max(wrong for _, wrong in served) < 4.5e-3
@@ -224,7 +227,7 @@ def test_long_prompts_in_half_precision_are_right_and_need_no_matrix_of_scores(n
         for mask in (None, real):
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            out, path = prefill.attend(module, q, k, v, mask, 0.125, kwargs)
+            out, path = prefill.attend_prompt(module, q, k, v, mask, 0.125, kwargs)
             assert torch.cuda.max_memory_allocated() - before < 1 << 30
             assert path == ("capped" if sinks is None else "sdpa+sinks")
             rows = slice(8000, 8192)
@@ -237,7 +240,7 @@ def test_long_prompts_in_half_precision_are_right_and_need_no_matrix_of_scores(n
             if sinks is not None:
                 scores = torch.cat([scores, sinks.float().view(1, 8, 1, 1).expand(1, 8, 192, 1)], -1)
             wanted = scores.softmax(-1)[..., :8192] @ v.float().repeat_interleave(4, 1)
-            assert error(out[:, rows].transpose(1, 2), wanted) < TOLERANCE[dtype]
+            assert relative_error(out[:, rows].transpose(1, 2), wanted) < TOLERANCE[dtype]
 
 
 def full_layers(name):

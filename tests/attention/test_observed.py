@@ -90,12 +90,12 @@ def test_h2o_is_served_and_drops_what_the_reference_path_drops():
         for n in range(60, 90):
             made.append(*made.update(keys[:, :, n : n + 1], values[:, :, n : n + 1])[0].claim())
             query = queries[:, :, n : n + 1]
-            out = fused.attend(made, query, None, 0.1)
+            out = fused.attend_fused(made, query, None, 0.1)
             if kernels == "reference":
                 from kvbench.attention import reference
 
                 assert out is None
-                reference.attend(None, made, query, None, 0.1)
+                reference.attend_reference(None, made, query, None, 0.1)
         made.settle()
         layers.append(made)
     served, plain = layers
@@ -115,7 +115,7 @@ def test_only_attention_that_a_method_observes_is_kept(name):
     zoo.feed(made, keys[:, :, :40], values[:, :, :40])
     made.append(*made.update(keys[:, :, 40:], values[:, :, 40:])[0].claim())
     query = torch.randn(1, 4, 1, 64, generator=torch.Generator().manual_seed(2)).half()
-    out = fused.attend(made, query, None, 0.1)
+    out = fused.attend_fused(made, query, None, 0.1)
     weights = (query.float() @ keys.float().repeat_interleave(2, 1).transpose(-1, -2) * 0.1).softmax(-1)
     wanted = (weights @ values.float().repeat_interleave(2, 1)).transpose(1, 2)
     torch.testing.assert_close(out.float(), wanted, rtol=2e-3, atol=2e-3)
@@ -137,7 +137,7 @@ def test_tokens_are_shared_by_as_many_programs_as_fill_the_gpu_once(monkeypatch)
         (1000, 640, 1),
         (1, 1, 1),
     ):
-        assert observed.split(torch.device("cuda"), cells, width, observed.LAUNCH) == wanted
+        assert observed.observed_split(torch.device("cuda"), cells, width, observed.LAUNCH) == wanted
 
 
 def test_observed_attention_is_refused_for_what_the_kernels_do_not_do(monkeypatch):
@@ -162,13 +162,17 @@ def test_the_module_of_a_kernel_is_imported_by_name_or_what_is_missing_is_said(m
     from kvbench.attention.cuda import decode as cuda_decode
     from kvbench.attention.triton import decode as triton_decode
 
-    assert [fused.load(name) for name in ("cuda", "triton", "codebook")] == [cuda_decode, triton_decode, looked_up]
+    assert [fused.load_kernel(name) for name in ("cuda", "triton", "codebook")] == [
+        cuda_decode,
+        triton_decode,
+        looked_up,
+    ]
     import kvbench.attention.triton as package
 
     monkeypatch.delattr(package, "decode")
     monkeypatch.setitem(sys.modules, "kvbench.attention.triton.decode", None)
     said = "kvbench.attention.triton.decode is not installed"
-    assert fused.load("triton") == said == fused.observing("triton")
+    assert fused.load_kernel("triton") == said == fused.observing("triton")
     made, query = work(1, 1, 1, True, torch.float16)
     with pytest.raises(NotServed, match=f"^cuda: it does not return attention weights; triton: {said}$"):
         fused.pick(query, made, "auto")

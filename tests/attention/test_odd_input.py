@@ -35,7 +35,7 @@ def test_without_reorder_attention_visits_run_by_run(monkeypatch):
             layer, row = cache.layers[0], slice(0, 1)
             runs = cache.progress.method_state.rows[0].runs(200)
             assert len(runs) > 10 and keys[:-1] == [(run.first, run.stop) for run in runs[:-1]]
-            assert reference.blocks(layer, row) == keys
+            assert reference.slot_blocks(layer, row) == keys
         visits[reorder] = keys
     assert len(visits[True]) < 5 < len(visits[False])
 

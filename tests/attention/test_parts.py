@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kvbench.attention.parts import part
+from kvbench.attention.parts import describe_part
 from kvbench.attention.rope.tables import NotServed
-from kvbench.attention.synthetic import read
+from kvbench.attention.synthetic import read_tokens
 from kvbench.attention.work import Format
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.quantizers.affine import AffineQuantizer
@@ -38,15 +38,15 @@ def segment(quantizer, side, tokens=133):
 @pytest.mark.parametrize(("quantizer", "form"), FORMATS, ids=str)
 def test_a_kernel_reads_what_the_quantizer_stored(quantizer, form, side):
     held = segment(quantizer, side)
-    described = part(held, 64)
+    described = describe_part(held, 64)
     assert described.format == form
-    values = read(described, side, 0, slice(None), 0, 133, 64)
+    values = read_tokens(described, side, 0, slice(None), 0, 133, 64)
     wanted = held.read(slice(None), 0, 133, torch.float32)[0]
     assert float((values - wanted).abs().max()) <= 1e-6 * float(wanted.abs().max())
 
 
 def test_codes_and_parameters_that_no_kernel_reads_are_refused():
     with pytest.raises(NotServed, match="Signed"):
-        part(segment(Signed(5), "key"), 64)
+        describe_part(segment(Signed(5), "key"), 64)
     with pytest.raises(NotServed, match="scales in fp32"):
-        part(segment(AffineQuantizer(4, 32, "token"), "key"), 64)
+        describe_part(segment(AffineQuantizer(4, 32, "token"), "key"), 64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvbench.attention import phases
-from kvbench.attention.phases import Format, NotServed, Part, Work, lines, part, work
+from kvbench.attention.phases import Format, NotServed, Part, Work, describe_part, divide_into_phases, work
 from kvbench.cache.segments.base import FullSegment
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.cache.segments.scored import ScoredSegment
@@ -36,7 +36,7 @@ def segment(quantizer, side="key", channels=128, tokens=0):
 )
 def test_formats_that_no_kernel_is_written_for_are_refused(quantizer, reason):
     with pytest.raises(NotServed, match=reason):
-        part(segment(quantizer), 128)
+        describe_part(segment(quantizer), 128)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_formats_that_no_kernel_is_written_for_are_refused(quantizer, reason):
 )
 def test_formats_that_kernels_read(quantizer, form):
     held = segment(quantizer)
-    found = part(held, 128)
+    found = describe_part(held, 128)
     assert found.format == form
     assert [w.data_ptr() for w in found.words] == [w.data_ptr() for w in held.words]
-    upper = part(held, 128, upper=True)
+    upper = describe_part(held, 128, upper=True)
     assert len(upper.words) == (1 if form.kind == "hierarchical" else len(held.words))
     assert upper.words[0].data_ptr() == held.words[0].data_ptr()  # the most significant plane comes first
     assert upper.format == (Format("affine", 4, "channel", 64) if form.kind == "hierarchical" else form)
@@ -63,11 +63,11 @@ def test_formats_that_kernels_read(quantizer, form):
 @pytest.mark.parametrize(("dtype", "said"), [(torch.float32, "keys and values in float32"), (torch.float64, "float64")])
 def test_exact_tokens_in_half_precision_alone(dtype, said):
     with pytest.raises(NotServed, match=said):
-        part(FullSegment(1, 1, 64, dtype, "cpu", capacity=4), 64)
+        describe_part(FullSegment(1, 1, 64, dtype, "cpu", capacity=4), 64)
 
 
 def stub(keys, values):
-    """The attributes of a layer of one row that :func:`lines` reads."""
+    """The attributes of a layer of one row that :func:`divide_into_phases` reads."""
     stores = Store(keys), Store(values)
     return SimpleNamespace(batch=1, stores=lambda: stores, pairs=set(), window=None, rope=None)
 
@@ -86,8 +86,10 @@ def test_packed_keys_and_values_that_share_no_tiles_are_refused():
         return segment(AffineQuantizer(4, 32, "channel" if side == "key" else "token"), side, 128, tokens)
 
     with pytest.raises(NotServed, match="begin at different places in their tiles"):
-        lines(stub([make("key", 64), make("key", 128), exact(5)], [make("value", 192), exact(5)]))
-    order, counts = lines(stub([make("key", 128), make("key", 64), exact(5)], [make("value", 192), exact(5)]))
+        divide_into_phases(stub([make("key", 64), make("key", 128), exact(5)], [make("value", 192), exact(5)]))
+    order, counts = divide_into_phases(
+        stub([make("key", 128), make("key", 64), exact(5)], [make("value", 192), exact(5)])
+    )
     assert order == [(0, 0), (1, 0), (2, 1)]
     assert counts == [[(0, 0, 128), (0, 128, 64), (0, 0, 5)]]
 
@@ -95,7 +97,7 @@ def test_packed_keys_and_values_that_share_no_tiles_are_refused():
 def test_windows_are_read_from_where_they_begin():
     key = segment(AffineQuantizer(4, 32, "channel"), "key", 128, 64)
     value = segment(AffineQuantizer(4, 32, "token"), "value", 128, 32)
-    order, counts = lines(stub([key, exact(6, start=3)], [value, exact(38, start=2)]))
+    order, counts = divide_into_phases(stub([key, exact(6, start=3)], [value, exact(38, start=2)]))
     assert order == [(0, 0), (0, 1), (1, 1)]
     assert counts == [[(0, 0, 32), (32, 2, 32), (3, 34, 6)]]
 
@@ -112,7 +114,7 @@ def test_rows_of_equal_lengths_have_their_own_begins():
         values.drop_back(row, 4 - row)
     layer = stub([keys], [values])
     layer.batch = 3
-    assert lines(layer) == ([(0, 0)], [[(2, 1, 7)], [(5, 2, 7)], [(2, 3, 7)]])
+    assert divide_into_phases(layer) == ([(0, 0)], [[(2, 1, 7)], [(5, 2, 7)], [(2, 3, 7)]])
 
 
 def test_tiles_count_the_room_that_a_captured_step_may_fill():
@@ -134,13 +136,13 @@ def test_a_phase_that_has_occurred_stays_though_its_window_is_empty():
         segment(AffineQuantizer(4, 32, "token"), "value", 128, 32),
     )
     layer = stub([key, exact(6)], [value, exact(38)])
-    order, _ = lines(layer)
+    order, _ = divide_into_phases(layer)
     assert order == [(0, 0), (0, 1), (1, 1)] and layer.pairs == set(order)
     layer.stores()[1].segments[0].append(ALL, torch.randn(1, 1, 32, 128).half())
     layer.stores()[1].tail.drop_front(ALL, 32)
-    assert lines(layer) == (order, [[(0, 0, 64), (0, 0, 0), (0, 32, 6)]])
+    assert divide_into_phases(layer) == (order, [[(0, 0, 64), (0, 0, 0), (0, 32, 6)]])
     empty = stub([exact(0)], [exact(0)])
-    assert lines(empty) == ([(0, 0)], [[(0, 0, 0)]])  # the phase of new tokens is always there
+    assert divide_into_phases(empty) == ([(0, 0)], [[(0, 0, 0)]])  # the phase of new tokens is always there
 
 
 def test_a_layer_is_described_with_its_own_sizes_and_its_table_shared_with_layers_like_it():
@@ -180,9 +182,9 @@ def test_scales_in_fp32_are_read_by_no_kernel():
         1, 1, 64, torch.float32, "cpu", quantizer=AffineQuantizer(4, 32, "token"), side="value", capacity=8
     )
     with pytest.raises(NotServed, match="scales in fp32"):
-        part(made, 64)
+        describe_part(made, 64)
     with pytest.raises(NotServed, match="the tokens of a SimpleNamespace"):
-        part(SimpleNamespace(), 64)
+        describe_part(SimpleNamespace(), 64)
 
 
 def test_codes_of_a_class_from_outside_are_read_by_no_kernel():

@@ -26,7 +26,7 @@ def test_keys_are_taken_once_and_a_module_without_a_hook_has_none() -> None:
     model = fresh()
     layers = attentions(model)
     assert pre_rope.take(layers[0]) is None
-    pre_rope.attach(model)
+    pre_rope.attach_pre_rope(model)
     try:
         with torch.no_grad():
             model(input_ids=torch.arange(5, 25)[None])
@@ -34,20 +34,20 @@ def test_keys_are_taken_once_and_a_module_without_a_hook_has_none() -> None:
         assert all(keys is not None and keys.shape[2] == 20 for keys in taken)
         assert [pre_rope.take(layer) for layer in layers] == [None] * len(layers)
     finally:
-        pre_rope.detach(model)
+        pre_rope.detach_pre_rope(model)
     assert pre_rope.take(layers[0]) is None
 
 
 def test_hooks_are_installed_once() -> None:
     model = fresh()
-    first = pre_rope.attach(model)
+    first = pre_rope.attach_pre_rope(model)
     hooks = list(attached(model).key_hooks)
-    assert pre_rope.attach(model) == first == rotary(model).rotate
+    assert pre_rope.attach_pre_rope(model) == first == rotary(model).rotate
     assert attached(model).key_hooks == hooks
     assert all(len(layer.k_proj._forward_hooks) == 1 for layer in attentions(model))
-    pre_rope.detach(model)
+    pre_rope.detach_pre_rope(model)
     assert attached(model).key_hooks == [] and not any(layer.k_proj._forward_hooks for layer in attentions(model))
-    pre_rope.detach(fresh())  # nothing to remove
+    pre_rope.detach_pre_rope(fresh())  # nothing to remove
 
 
 def test_keys_are_stored_before_rope_where_a_layer_asks_for_it_and_their_positions_noted() -> None:

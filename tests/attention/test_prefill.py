@@ -79,9 +79,9 @@ def test_rows_of_a_padded_batch_are_causal_over_their_own_tokens() -> None:
     real = torch.ones(5, 12, dtype=torch.bool)
     real[4, :11] = False
     real[0, :5] = real[2, :5] = real[3] = False
-    found, name = prefill.attend(GROUPED, q, k, v, real, 0.3, {})
+    found, name = prefill.attend_prompt(GROUPED, q, k, v, real, 0.3, {})
     full = torch.ones(12, 12, dtype=torch.bool).tril() & real[:, None, None, :]
-    masked, plain = prefill.attend(GROUPED, q, k, v, full, 0.3, {})
+    masked, plain = prefill.attend_prompt(GROUPED, q, k, v, full, 0.3, {})
     assert (name, plain) == ("sdpa", "sdpa") and found.shape == (5, 12, 4, 24)
     torch.testing.assert_close(found[real], masked[real])
     assert not found[~real].any()
@@ -162,8 +162,8 @@ def test_a_causal_mask_begins_at_the_first_key_as_sdpas_does(logits: Logits) -> 
     """Query i sees keys up to i, however many keys follow; scores are divided by the root of the channels."""
     q, k, v = inputs(count=5, width=9)
     mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
-    wanted = prefill.exact(GROUPED, q, k[:, :, :5], v[:, :, :5], mask, 0.25, logits)
-    torch.testing.assert_close(prefill.exact(GROUPED, q, k, v, None, None, logits), wanted)
+    wanted = prefill.attend_exact(GROUPED, q, k[:, :, :5], v[:, :, :5], mask, 0.25, logits)
+    torch.testing.assert_close(prefill.attend_exact(GROUPED, q, k, v, None, None, logits), wanted)
 
 
 def test_the_name_of_the_path_says_what_was_added() -> None:
@@ -174,8 +174,8 @@ def test_the_name_of_the_path_says_what_was_added() -> None:
         "sdpa+sinks": {"s_aux": SINKS},
     }
     for name, given in names.items():
-        assert prefill.attend(GROUPED, q, k, v, None, 0.2, given)[1] == name
-    assert prefill.attend(GROUPED, q, k, v, None, 0.2, {"softcap": 2.0, "s_aux": SINKS})[1] == "capped"
+        assert prefill.attend_prompt(GROUPED, q, k, v, None, 0.2, given)[1] == name
+    assert prefill.attend_prompt(GROUPED, q, k, v, None, 0.2, {"softcap": 2.0, "s_aux": SINKS})[1] == "capped"
 
 
 def test_causality_is_decided_as_in_transformers() -> None:
@@ -193,27 +193,27 @@ def test_causality_is_decided_as_in_transformers() -> None:
 def test_capped_queries_are_the_last_of_the_tokens(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(capped.SCORES, "cpu", most)
     q, k, v = inputs(2, value_dim=24)
-    whole = capped.attend(q, k, v, None, 0.3, Logits(2.0))
-    torch.testing.assert_close(capped.attend(q[:, :, -5:], k, v, None, 0.3, Logits(2.0)), whole[:, -5:])
-    both = capped.attend(q, k, v, None, 0.3, Logits(2.0), causal=False)
+    whole = capped.attend_capped(q, k, v, None, 0.3, Logits(2.0))
+    torch.testing.assert_close(capped.attend_capped(q[:, :, -5:], k, v, None, 0.3, Logits(2.0)), whole[:, -5:])
+    both = capped.attend_capped(q, k, v, None, 0.3, Logits(2.0), causal=False)
     everything = torch.ones(1, 1, 12, 12, dtype=torch.bool)
-    torch.testing.assert_close(both, capped.attend(q, k, v, everything, 0.3, Logits(2.0)))
+    torch.testing.assert_close(both, capped.attend_capped(q, k, v, everything, 0.3, Logits(2.0)))
 
 
 def test_capped_weights_are_dropped_while_a_model_is_trained() -> None:
     q, k, v = inputs()
-    assert not prefill.exact(GROUPED, q, k, v, None, 0.3, Logits(2.0), {"dropout": 1.0}).any()
-    plain = prefill.exact(GROUPED, q, k, v, None, 0.3, Logits(2.0))
+    assert not prefill.attend_exact(GROUPED, q, k, v, None, 0.3, Logits(2.0), {"dropout": 1.0}).any()
+    plain = prefill.attend_exact(GROUPED, q, k, v, None, 0.3, Logits(2.0))
     for dropout in (None, 0.0):
-        assert torch.equal(prefill.exact(GROUPED, q, k, v, None, 0.3, Logits(2.0), {"dropout": dropout}), plain)
+        assert torch.equal(prefill.attend_exact(GROUPED, q, k, v, None, 0.3, Logits(2.0), {"dropout": dropout}), plain)
 
 
 def test_sinks_beyond_the_range_of_half_precision_take_all_or_nothing() -> None:
     q, k, v = (x.half() for x in inputs())
     sinks = torch.tensor([1e30, -1e30, -torch.inf, 0.0])
-    found = prefill.exact(GROUPED, q, k, v, None, 0.2, Logits(None, sinks))
+    found = prefill.attend_exact(GROUPED, q, k, v, None, 0.2, Logits(None, sinks))
     assert bool(torch.isfinite(found).all()) and not found[:, :, 0].any()
-    plain = prefill.exact(GROUPED, q, k, v, None, 0.2, PLAIN)
+    plain = prefill.attend_exact(GROUPED, q, k, v, None, 0.2, PLAIN)
     torch.testing.assert_close(found[:, :, 1:3], plain[:, :, 1:3], rtol=2e-3, atol=2e-3)
     assert not torch.allclose(found[:, :, 3], plain[:, :, 3], atol=1e-2)
 

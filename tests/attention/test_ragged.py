@@ -42,11 +42,11 @@ def test_output_is_that_of_runs_of_equal_rows(form, settings, monkeypatch):
     query = torch.randn(len(PADDING), 4, 1, 64, generator=torch.Generator().manual_seed(3))
     mask = torch.arange(layer.seen) >= torch.tensor(PADDING)[:, None, None, None]
     for logits in (Logits(), Logits(2.0, torch.tensor([3.0, -2.0, 0.5, 6.0]))):
-        wanted = reference.attend(torch.nn.Module(), layer, query, mask, 0.2, logits)
+        wanted = reference.attend_reference(torch.nn.Module(), layer, query, mask, 0.2, logits)
         for most, block in ((1 << 24, 1024), (3 * 150 * 128, 1024), (1 << 24, 32)):
             monkeypatch.setattr(ragged, "MOST", most)
-            monkeypatch.setattr(ragged, "room", lambda *_, block=block: block)
-            out = ragged.attend(layer, query, mask, 0.2, logits)
+            monkeypatch.setattr(ragged, "largest_block", lambda *_, block=block: block)
+            out = ragged.attend_ragged(layer, query, mask, 0.2, logits)
             torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -55,12 +55,14 @@ def test_as_many_rows_at_once_as_their_block_leaves_room_for(block, rows, monkey
     """A block of the longest row, or the most that is read at once, whichever has fewer tokens."""
     layer, seen = stepped("saw_int4", sinks=5, window=40), []
     query = torch.randn(len(PADDING), 4, 1, 64, generator=torch.Generator().manual_seed(3))
-    whole = ragged.attend(layer, query, None, 0.2)
-    attend = ragged.attend_rows
-    monkeypatch.setattr(ragged, "attend_rows", lambda of, some, *more: seen.append(some) or attend(of, some, *more))
+    whole = ragged.attend_ragged(layer, query, None, 0.2)
+    attend = ragged.attend_ragged_rows
+    monkeypatch.setattr(
+        ragged, "attend_ragged_rows", lambda of, some, *more: seen.append(some) or attend(of, some, *more)
+    )
     monkeypatch.setattr(ragged, "MOST", 2 * 143 * 2 * 64)  # two rows of 143 tokens, two heads and 64 channels
-    monkeypatch.setattr(ragged, "room", lambda *_: block)
-    torch.testing.assert_close(ragged.attend(layer, query, None, 0.2), whole, rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(ragged, "largest_block", lambda *_: block)
+    torch.testing.assert_close(ragged.attend_ragged(layer, query, None, 0.2), whole, rtol=1e-5, atol=1e-6)
     assert [(some.start, some.stop) for some in seen] == rows
 
 
@@ -69,12 +71,12 @@ def test_what_needs_one_run_at_a_time_is_left():
     layer = stepped("saw_int4")
     query = torch.randn(len(PADDING), 4, 1, 64)
     mask = torch.arange(layer.seen) >= torch.tensor(PADDING)[:, None, None, None]
-    assert ragged.attend(layer, query, mask, 0.2) is not None
-    assert ragged.attend(layer, query.expand(-1, -1, 2, -1), None, 0.2) is None
+    assert ragged.attend_ragged(layer, query, mask, 0.2) is not None
+    assert ragged.attend_ragged(layer, query.expand(-1, -1, 2, -1), None, 0.2) is None
     hidden = mask.clone()
     hidden[2, 0, 0, 50] = False
-    assert ragged.attend(layer, query, hidden, 0.2) is None
-    assert ragged.attend(layer, query, mask.float(), 0.2) is None
+    assert ragged.attend_ragged(layer, query, hidden, 0.2) is None
+    assert ragged.attend_ragged(layer, query, mask.float(), 0.2) is None
     kivi = zoo.new_layer(load_method("kivi", quantizer="int2", residual=32), [0, 0])
     kivi.update(*zoo.random_kv(70, 2, 2, 64))[0].claim()
     kivi.end_chunk(*kivi.extend_prompt(*zoo.random_kv(70, 2, 2, 64)))

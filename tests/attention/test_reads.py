@@ -50,8 +50,8 @@ HALF = torch.float16
 @pytest.fixture(autouse=True)
 def compiles(monkeypatch):
     """A machine on which CUDA kernels compile: the lists alone decide."""
-    for module in (cuda_decode, looked_up_cuda):
-        monkeypatch.setattr(module, "problem", lambda *asked: None)
+    monkeypatch.setattr(cuda_decode, "cuda_problem", lambda *asked: None)
+    monkeypatch.setattr(looked_up_cuda, "codebook_problem", lambda *asked: None)
     monkeypatch.setattr(cuda_decode, "available", lambda: None)
     monkeypatch.setattr(looked_up_cuda, "missing", lambda: None)
 
@@ -134,11 +134,11 @@ def test_what_is_refused_is_served_by_the_reference_path(method, options, channe
     keys, values = (x.to(dtype) for x in zoo.random_kv(300, 1, 2, channels))
     layer = stored(made, keys, values)
     q = torch.randn(1, 4, 1, channels, generator=torch.Generator().manual_seed(2)).to(dtype)
-    assert fused.attend(layer, q, None, 0.2) is None
+    assert fused.attend_fused(layer, q, None, 0.2) is None
     assert len(layer.paths) == 1 and reason in layer.paths.pop()
     with pytest.raises(NotServed, match=reason):
         fused.pick(q, phases.work(layer), "cuda")
-    found = reference.attend(None, layer, q, None, 0.2)
+    found = reference.attend_reference(None, layer, q, None, 0.2)
     held = [
         torch.cat([part.read(ALL, 0, part.length(ALL), torch.float32) for part in store.segments], 2)
         for store in layer.stores()

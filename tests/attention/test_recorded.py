@@ -35,9 +35,11 @@ def test_every_way_to_a_recorded_step_ends_in_its_own_function() -> None:
     operation = torch.ops.kvbench.recorded_attention
     with recorded.recording(model, serving(seen)):
         assert model.config._attn_implementation == recorded.NAME
-        out, weights = recorded.attention(module, QUERY, KEY, VALUE, None)
+        out, weights = recorded.attention_while_recording(module, QUERY, KEY, VALUE, None)
         assert weights is None and float(out[0, 0, 0, 0]) == 0.125
-        recorded.attention(module, QUERY, KEY, VALUE, None, 0.5, softcap=3.0, s_aux=SINKS, sliding_window=None)
+        recorded.attention_while_recording(
+            module, QUERY, KEY, VALUE, None, 0.5, softcap=3.0, s_aux=SINKS, sliding_window=None
+        )
         assert torch.equal(operation(QUERY, KEY, VALUE, 0.25, None, None), torch.full((2, 3, 4, 5), 0.25))
         operation(QUERY, KEY, VALUE, 0.75, 2.0, SINKS.view(1, 4, 1, 1))
     assert model.config._attn_implementation == "sdpa"
@@ -70,7 +72,7 @@ def test_the_compiler_is_told_the_shape_of_the_output() -> None:
 def test_what_a_recorded_step_cannot_serve_is_named() -> None:
     model, seen = zoo.model.__wrapped__("llama"), []
     with recorded.recording(model, serving(seen)), pytest.raises(NotServed, match="'position_bias'"):
-        recorded.attention(torch.nn.Linear(1, 1), QUERY, KEY, VALUE, None, 0.1, position_bias=16)
+        recorded.attention_while_recording(torch.nn.Linear(1, 1), QUERY, KEY, VALUE, None, 0.1, position_bias=16)
     assert not seen
 
 
@@ -80,10 +82,10 @@ def test_a_sliding_window_must_be_that_of_the_layer_s_cache(window: int | None, 
     module.layer_idx = 1  # type: ignore[assignment]
     with recorded.recording(model, serving(seen), windows=[None, cached]):
         if window == cached:
-            recorded.attention(module, QUERY, KEY, VALUE, None, 0.1, sliding_window=window)
+            recorded.attention_while_recording(module, QUERY, KEY, VALUE, None, 0.1, sliding_window=window)
         else:
             with pytest.raises(NotServed, match=f"'sliding_window' {window} .* the layer has {cached}"):
-                recorded.attention(module, QUERY, KEY, VALUE, None, 0.1, sliding_window=window)
+                recorded.attention_while_recording(module, QUERY, KEY, VALUE, None, 0.1, sliding_window=window)
     assert len(seen) == (window == cached)
 
 
@@ -98,7 +100,7 @@ def test_the_stand_in_for_a_cache_passes_keys_and_values_on() -> None:
 def test_each_layer_gets_the_keys_that_it_stores() -> None:
     """Before RoPE in the first layer, after it in the second, as with a map of formats."""
     model, seen = zoo.model.__wrapped__("llama"), []
-    pre_rope.attach(model)
+    pre_rope.attach_pre_rope(model)
     ids, positions = torch.tensor([[5, 6]]), torch.tensor([[40, 41]])
 
     def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits) -> Tensor:

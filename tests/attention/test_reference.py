@@ -87,7 +87,7 @@ def test_any_mask_over_any_order_of_slots(name, kind, logits):
         mask = bias.clamp(min=torch.finfo(torch.float32).min)
     elif kind == "one row":
         mask = causal[None, None]
-    out = reference.attend(GROUPED, layer, query, mask, 0.2, logits)
+    out = reference.attend_reference(GROUPED, layer, query, mask, 0.2, logits)
     for row in range(len(PADDING)):
         k, v, at = dense(layer, row)
         scores = logits.capped(query[row] @ k.repeat_interleave(2, 0).transpose(-1, -2) * 0.2)
@@ -144,14 +144,14 @@ def test_a_block_is_the_most_that_is_dequantized_at_once(monkeypatch):
         return read(self, rows, start, stop, *more)
 
     monkeypatch.setattr(PackedSegment, "read", spied)
-    reference.attend(GROUPED, layer, torch.randn(4, 4, 1, 64), None, 0.2)
+    reference.attend_reference(GROUPED, layer, torch.randn(4, 4, 1, 64), None, 0.2)
     assert max(longest) == 16
     row = slice(0, 1)
     slots = layer.stores()[0].length(row)
-    assert [stop for _, stop in reference.blocks(layer, row)][:-1] == [
-        start for start, _ in reference.blocks(layer, row)
+    assert [stop for _, stop in reference.slot_blocks(layer, row)][:-1] == [
+        start for start, _ in reference.slot_blocks(layer, row)
     ][1:]
-    assert reference.blocks(layer, row)[0][0] == 0 and reference.blocks(layer, row)[-1][1] == slots
+    assert reference.slot_blocks(layer, row)[0][0] == 0 and reference.slot_blocks(layer, row)[-1][1] == slots
 
 
 def test_a_block_has_as_many_tokens_as_make_its_elements(monkeypatch):
@@ -160,10 +160,10 @@ def test_a_block_has_as_many_tokens_as_make_its_elements(monkeypatch):
     monkeypatch.setattr(reference, "ELEMENTS", 10 * 2 * 2 * 128)
     layer = zoo.new_layer(load_method("fp16"))
     zoo.feed(layer, zoo.random_kv(25, 2, channels=64)[0], zoo.random_kv(25, 2, channels=128)[1])
-    assert reference.blocks(layer, slice(0, 2)) == [(0, 10), (10, 20), (20, 25)]
-    assert reference.blocks(layer, slice(1, 2)) == [(0, 20), (20, 25)]
+    assert reference.slot_blocks(layer, slice(0, 2)) == [(0, 10), (10, 20), (20, 25)]
+    assert reference.slot_blocks(layer, slice(1, 2)) == [(0, 20), (20, 25)]
     monkeypatch.setattr(reference, "BLOCK", 12)
-    assert reference.blocks(layer, slice(0, 2)) == [(0, 12), (12, 24), (24, 25)]
+    assert reference.slot_blocks(layer, slice(0, 2)) == [(0, 12), (12, 24), (24, 25)]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_rows_that_are_read_apart_have_their_own_mask(per_row, monkeypatch):
     count = layer.seen
     query = torch.randn(4, 4, 3, 64, generator=torch.Generator().manual_seed(8))
     mask = torch.rand(4 if per_row else 1, 1, 3, count, generator=torch.Generator().manual_seed(9)) < 0.5
-    whole = reference.attend(GROUPED, layer, query, mask, 0.2)
+    whole = reference.attend_reference(GROUPED, layer, query, mask, 0.2)
     calls, merge = [], reference.merge_blocks
 
     def spied(layer, rows, *more, **options):
@@ -193,6 +193,6 @@ def test_rows_that_are_read_apart_have_their_own_mask(per_row, monkeypatch):
 
     monkeypatch.setattr(reference, "merge_blocks", spied)
     monkeypatch.setattr(reference, "ELEMENTS", 1)
-    apart = reference.attend(GROUPED, layer, query, mask, 0.2)
+    apart = reference.attend_reference(GROUPED, layer, query, mask, 0.2)
     assert calls == [(0, 1), (1, 2), (2, 3), (3, 4)]  # rows 1 and 2 have equal padding
     torch.testing.assert_close(apart, whole, rtol=1e-4, atol=1e-5)

@@ -132,7 +132,7 @@ def test_scores_are_divided_by_the_root_of_the_channels_unless_a_model_scales_th
     for scaling in (None, 1 / 8, 1 / 4):
         layer = filled("kivi", starts=[0]) if sealed else zoo.new_layer(load_method("fp16"))
         key, value = layer.update(*(x[:, :, PROMPT:] for x in tokens(1)))
-        outs.append(register.attention(GROUPED, queries(1), key, value, None, scaling)[0])
+        outs.append(register.model_attention(GROUPED, queries(1), key, value, None, scaling)[0])
     assert torch.equal(outs[0], outs[1]) and not torch.allclose(outs[0], outs[2], atol=1e-2)
 
 
@@ -140,20 +140,20 @@ def test_arguments_that_no_store_serves_are_refused_by_name() -> None:
     layer = zoo.new_layer(load_method("fp16"))
     key, value = layer.update(*(x[:, :, :NEW] for x in tokens(1)))
     with pytest.raises(CacheError, match="Module uses 'position_bias' in attention"):
-        register.attention(GROUPED, queries(1), key, value, None, position_bias=torch.zeros(1))
-    out, weights = register.attention(GROUPED, queries(1), key, value, None, position_bias=None)
+        register.model_attention(GROUPED, queries(1), key, value, None, position_bias=torch.zeros(1))
+    out, weights = register.model_attention(GROUPED, queries(1), key, value, None, position_bias=None)
     assert out.shape == (1, NEW, 4, 64) and weights is None
     with pytest.raises(CacheError, match="already used"):
-        register.attention(GROUPED, queries(1), key, value, None)
+        register.model_attention(GROUPED, queries(1), key, value, None)
 
 
 def test_without_a_cache_of_ours_nothing_is_stored_and_arguments_go_on() -> None:
     keys, values = (x[:, :, :NEW] for x in tokens(1))
-    out, _ = register.attention(GROUPED, queries(1), keys, values, None, 0.2)
+    out, _ = register.model_attention(GROUPED, queries(1), keys, values, None, 0.2)
     hidden = torch.full((NEW, NEW), -math.inf).triu(1)
     scores = queries(1) @ keys.repeat_interleave(2, 1).transpose(-1, -2) * 0.2 + hidden
     torch.testing.assert_close(out, (scores.softmax(-1) @ values.repeat_interleave(2, 1)).transpose(1, 2))
-    capped, _ = register.attention(GROUPED, queries(1), keys, values, None, 0.2, softcap=1.0)
+    capped, _ = register.model_attention(GROUPED, queries(1), keys, values, None, 0.2, softcap=1.0)
     assert not torch.allclose(out, capped, atol=1e-2)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvbench.attention.rope import tables as rope_tables
-from kvbench.attention.rope.tables import FINE, NotServed, angles, rope_of, tables
+from kvbench.attention.rope.tables import FINE, NotServed, angles, rope_of, rotation_tables
 from kvbench.methods import load_method
 from tests import zoo
 
@@ -40,30 +40,30 @@ def test_angles_are_cosines_then_sines_in_fp32():
 
 def test_tables_grow_by_half_of_what_is_needed_and_are_made_once():
     rotation = Rotation()
-    fine, coarse = tables(rotation.rotate, 8, CPU, 3 * FINE)
+    fine, coarse = rotation_tables(rotation.rotate, 8, CPU, 3 * FINE)
     assert fine.shape == (FINE, 8) and coarse.shape == (4 + 2, 8)
     calls = rotation.calls
-    assert tables(rotation.rotate, 8, CPU, 5 * FINE)[1] is coarse and rotation.calls == calls
-    longer = tables(rotation.rotate, 8, CPU, 5 * FINE + 1)[1]
+    assert rotation_tables(rotation.rotate, 8, CPU, 5 * FINE)[1] is coarse and rotation.calls == calls
+    longer = rotation_tables(rotation.rotate, 8, CPU, 5 * FINE + 1)[1]
     assert len(longer) == 7 + 3 and torch.equal(longer[:6], coarse)
-    assert tables(rotation.rotate, 16, CPU, 1)[0].shape == (FINE, 16)
-    assert tables(rotation.rotate, 8, CPU, 1)[1] is longer
+    assert rotation_tables(rotation.rotate, 16, CPU, 1)[0].shape == (FINE, 16)
+    assert rotation_tables(rotation.rotate, 8, CPU, 1)[1] is longer
     torch.testing.assert_close(coarse, angles(rotation.rotate, FINE * torch.arange(6), 8, CPU))
 
 
 def test_a_rotation_that_the_tables_do_not_reproduce_is_refused():
     with pytest.raises(NotServed, match="no kernel rotates them as this model does"):
-        tables(Rotation(interleaved=True).rotate, 8, CPU, 10)
+        rotation_tables(Rotation(interleaved=True).rotate, 8, CPU, 10)
     growing = Rotation()
     growing.module = SimpleNamespace(rope_type="longrope")
     with pytest.raises(NotServed, match="change with the length"):
-        tables(growing.rotate, 8, CPU, 10)
+        rotation_tables(growing.rotate, 8, CPU, 10)
 
     def bent(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return Rotation().rotate(keys, positions.clamp(max=4 * FINE))  # other frequencies far away
 
     with pytest.raises(NotServed, match="no kernel rotates"):
-        tables(bent, 8, CPU, 20 * FINE)
+        rotation_tables(bent, 8, CPU, 20 * FINE)
 
 
 def layer(starts: list[int], ids: torch.Tensor) -> Any:
@@ -80,7 +80,7 @@ def test_rows_begin_at_the_position_of_their_first_slot():
     assert found.starts.tolist() == [7, 1] and found.starts.dtype == torch.int32
     assert found.fine.shape == (FINE, 8) and len(found.coarse) * FINE >= 307
     assert rope_of(made, 300).starts is found.starts
-    assert torch.equal(found.coarse, rope_tables.tables(made.rope, 8, CPU, 307)[1])
+    assert torch.equal(found.coarse, rope_tables.rotation_tables(made.rope, 8, CPU, 307)[1])
 
 
 @pytest.mark.parametrize(

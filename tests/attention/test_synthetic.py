@@ -8,8 +8,8 @@ import torch
 from kvbench.attention import synthetic
 from kvbench.attention.check_cases import ENGINES, INT4, INT8, Case, correctness, timed
 from kvbench.attention.logits import Logits
-from kvbench.attention.parts import part as described
-from kvbench.attention.synthetic import FULL, Piece, elements, groups_of, layer, part, read
+from kvbench.attention.parts import describe_part
+from kvbench.attention.synthetic import FULL, Piece, elements, groups_of, layer, random_part, read_tokens
 from kvbench.attention.work import Format
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
@@ -42,14 +42,14 @@ def test_a_layer_is_read_as_its_quantizer_reads_it(quantizer, side, tokens):
     held = PackedSegment(2, 2, 64, HALF, "cpu", quantizer=quantizer, side=side)
     held.append(slice(None), torch.randn(2, 2, tokens, 64, generator=generator()).half())
     for row, heads, first, count in ((0, slice(None), 0, tokens), (1, slice(1, 2), 45, 80)):
-        found = read(described(held, 64), side, row, heads, first, count, 64)
+        found = read_tokens(describe_part(held, 64), side, row, heads, first, count, 64)
         wanted = held.read(slice(row, row + 1), first, first + count, torch.float32)[0, heads]
         assert found.shape == wanted.shape and found.dtype == torch.float32
         assert float((found - wanted).abs().max()) <= 2e-3 * float(wanted.abs().max())
 
 
 def test_exact_tokens_begin_at_the_number_of_their_row_among_nans():
-    made = part(Piece(FULL, [3, 5], scale=4.0, room=2), "key", 2, 64, HALF, generator())
+    made = random_part(Piece(FULL, [3, 5], scale=4.0, room=2), "key", 2, 64, HALF, generator())
     assert made.buffer.shape == (2, 2, 5 + 2 + 2 + 3, 64) and made.buffer.dtype == HALF
     for row, count in enumerate((3, 5)):
         there = torch.zeros(12, dtype=torch.bool)
@@ -72,7 +72,7 @@ def test_exact_tokens_begin_at_the_number_of_their_row_among_nans():
     ],
 )
 def test_packed_tokens_fill_whole_tiles_and_every_group_has_its_parameters(form, tile, shapes):
-    made = part(Piece(form, [5, 120], room=10, tile=tile), "key", 2, 64, HALF, generator())
+    made = random_part(Piece(form, [5, 120], room=10, tile=tile), "key", 2, 64, HALF, generator())
     assert [tuple(param.shape) for param in made.params] == shapes
     bits = sum(words.numel() * 16 for words in made.words)
     assert bits == 2 * 2 * 256 * 64 * form.bits and {words.dtype for words in made.words} == {torch.int16}
@@ -92,8 +92,8 @@ def test_packed_tokens_fill_whole_tiles_and_every_group_has_its_parameters(form,
 )
 def test_dequantized_elements_spread_about_as_exact_ones(form, scale):
     """Uniform codes spread by 4 / sqrt(12) = 1.15 steps or more: by 1.5 with 2 bits, and more with random zeros."""
-    made = part(Piece(form, [256], scale), "key", 1, 64, HALF, generator())
-    values = read(made, "key", 0, slice(None), 0, 256, 64)
+    made = random_part(Piece(form, [256], scale), "key", 1, 64, HALF, generator())
+    values = read_tokens(made, "key", 0, slice(None), 0, 256, 64)
     assert bool(values.isfinite().all())
     assert 1.0 < float(values.std()) / scale < (2.2 if form.kind in ("folded", "atom") else 1.7)
     if form.kind in ("affine", "hierarchical"):
@@ -102,8 +102,8 @@ def test_dequantized_elements_spread_about_as_exact_ones(form, scale):
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_no_element_of_an_engines_format_is_not_finite(name):
-    made = part(Piece(ENGINES[name], [256]), "value", 1, 128, HALF, generator())
-    values = read(made, "value", 0, slice(None), 0, 256, 128)
+    made = random_part(Piece(ENGINES[name], [256]), "value", 1, 128, HALF, generator())
+    values = read_tokens(made, "value", 0, slice(None), 0, 256, 128)
     assert bool(values.isfinite().all()) and float(values.std()) > 0.1
     assert float(values.abs().max()) <= 9.0  # steps up to 1.5 * 4 / levels; nvfp4: scales up to 2, elements up to 6
     if not ENGINES[name].scale:
@@ -134,7 +134,7 @@ def test_attention_of_exact_tokens_is_a_softmax_over_those_that_are_seen(sliding
     assert work.counts == [[(hidden, hidden, 30 - hidden)], [(1, 1, 9)]] and work.table.tolist()[1] == [[1, 1, 9]]
     work.logits = Logits(2.0, torch.tensor([0.5, -1.0, 2.0, 0.0]))
     query = torch.randn(2, 4, 3, 64, generator=generator())
-    out = synthetic.exact(query, work, 0.3)
+    out = synthetic.dequantized_attention(query, work, 0.3)
     assert out.shape == (2, 3, 4, 32)
     (key, value) = (side.buffer.float() for side in work.phases[0])
     for row, (first, _, count) in enumerate(line[0] for line in work.counts):
@@ -143,13 +143,13 @@ def test_attention_of_exact_tokens_is_a_softmax_over_those_that_are_seen(sliding
         scores = scores.masked_fill(torch.ones(3, count).triu(count - 2).bool(), -torch.inf)
         scores = torch.cat([scores, work.logits.sinks.view(4, 1, 1).expand(-1, 3, 1)], -1).softmax(-1)[..., :-1]
         torch.testing.assert_close(out[row], (scores @ v).transpose(0, 1))
-    assert torch.equal(synthetic.exact(query, work, 0.3, slice(1, 2)), out[:, :, 2:])
+    assert torch.equal(synthetic.dequantized_attention(query, work, 0.3, slice(1, 2)), out[:, :, 2:])
 
 
 def test_an_error_is_relative_and_infinite_if_anything_is_not_finite():
-    assert synthetic.error(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0])) == pytest.approx(1 / 5)
-    assert synthetic.error(torch.tensor([float("nan")]), torch.ones(1)) == float("inf")
-    assert synthetic.error(torch.zeros(2), torch.zeros(2)) == 0.0
+    assert synthetic.relative_error(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0])) == pytest.approx(1 / 5)
+    assert synthetic.relative_error(torch.tensor([float("nan")]), torch.ones(1)) == float("inf")
+    assert synthetic.relative_error(torch.zeros(2), torch.zeros(2)) == 0.0
 
 
 def test_cases_of_correctness_have_two_rows_of_a_few_tiles_and_windows_that_end_within_one():

@@ -15,7 +15,7 @@ from kvbench.attention import phases  # noqa: E402
 from kvbench.attention.check_cases import windows  # noqa: E402
 from kvbench.attention.logits import Logits  # noqa: E402
 from kvbench.attention.phases import Format  # noqa: E402
-from kvbench.attention.synthetic import FULL, Piece, error, exact, layer  # noqa: E402
+from kvbench.attention.synthetic import FULL, Piece, dequantized_attention, layer, relative_error  # noqa: E402
 from kvbench.attention.triton import decode as triton_decode  # noqa: E402
 from kvbench.attention.triton import tuning as triton_tuning  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402
@@ -46,7 +46,9 @@ def check(work, query):
     found = triton_decode.attend(query, work, scaling)
     assert found.dtype == query.dtype and found.shape == (*query.transpose(1, 2).shape[:3], work.value_dim)
     # the interpreter truncates to bf16 where a GPU rounds
-    assert error(found, exact(query, work, scaling)) < (2 * TOLERANCE if query.dtype == torch.bfloat16 else TOLERANCE)
+    assert relative_error(found, dequantized_attention(query, work, scaling)) < (
+        2 * TOLERANCE if query.dtype == torch.bfloat16 else TOLERANCE
+    )
 
 
 FORMATS = [
@@ -181,7 +183,7 @@ def test_work_is_split_by_the_table_not_by_the_host():
     query = rows(1, 1, 1, 64)
     found = triton_decode.attend(query, work, 0.125)
     work.counts = counts
-    assert error(found, exact(query, work, 0.125)) < TOLERANCE
+    assert relative_error(found, dequantized_attention(query, work, 0.125)) < TOLERANCE
 
 
 @pytest.mark.parametrize("fused", [0, 16])
@@ -219,10 +221,10 @@ def test_capped_scores_and_sinks(name, number):
         value_dim=channels,
     )
     query = rows(2, 6, 2, channels)
-    plain = exact(query, work, channels**-0.5)
+    plain = dequantized_attention(query, work, channels**-0.5)
     work.logits = LOGITS[name]
     check(work, query)
-    assert error(plain, exact(query, work, channels**-0.5)) > 0.05
+    assert relative_error(plain, dequantized_attention(query, work, channels**-0.5)) > 0.05
 
 
 @pytest.mark.parametrize("name", LOGITS)
@@ -286,7 +288,7 @@ def test_layers_of_methods(name):
         assert k.shape[2] == prompt + 5 - (padding or [0])[row]
         scores = query[one].float() @ k.transpose(-1, -2) * scaling
         scores[:, :, 0, -1] = -math.inf
-        assert error(found[one].transpose(1, 2), scores.softmax(-1) @ v) < TOLERANCE
+        assert relative_error(found[one].transpose(1, 2), scores.softmax(-1) @ v) < TOLERANCE
 
 
 def test_draft_view_of_quantspec_reads_the_upper_nibbles_alone():
@@ -299,7 +301,10 @@ def test_draft_view_of_quantspec_reads_the_upper_nibbles_alone():
     assert draft.signature()[0][0] == Format("affine", 4, "channel", 128)
     query = rows(1, 1, 1, 128)
     check(draft, query)
-    assert error(triton_decode.attend(query, phases.work(held), 0.1), exact(query, draft, 0.1)) > TOLERANCE
+    assert (
+        relative_error(triton_decode.attend(query, phases.work(held), 0.1), dequantized_attention(query, draft, 0.1))
+        > TOLERANCE
+    )
 
 
 @settings(max_examples=4, deadline=None, derandomize=True)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.attention import check_cases
-from kvbench.attention.check_cases import Case, channel, token, whole
-from kvbench.attention.synthetic import error, exact
+from kvbench.attention.check_cases import Case, channel, one_packed_segment, token
+from kvbench.attention.synthetic import dequantized_attention, relative_error
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,8 +30,8 @@ def check(case, heads=None):
     assert triton_decode.refuses(query, work) is None
     scaling = query.shape[-1] ** -0.5
     found = triton_decode.attend(query, work, scaling)
-    wanted = exact(query, work, scaling, heads)
-    assert error(found[:, :, : wanted.shape[2]], wanted) < TOLERANCE[case.dtype]
+    wanted = dequantized_attention(query, work, scaling, heads)
+    assert relative_error(found[:, :, : wanted.shape[2]], wanted) < TOLERANCE[case.dtype]
 
 
 @pytest.mark.parametrize("case", check_cases.correctness(), ids=lambda case: case.name)
@@ -61,11 +61,11 @@ def test_long_splits_do_not_drift(tiers, shape, context):
 @pytest.mark.parametrize(
     "tiers",
     [
-        whole(channel(4, 32), token(4, 32)),
-        whole(channel(2, 64), token(2, 64)),
+        one_packed_segment(channel(4, 32), token(4, 32)),
+        one_packed_segment(channel(2, 64), token(2, 64)),
         check_cases.LOGQUANT_W42,
-        whole(channel(8, 64, "hierarchical"), token(8, 64, "hierarchical")),
-        whole(token(4, 64, "atom"), token(4, 64, "atom")),
+        one_packed_segment(channel(8, 64, "hierarchical"), token(8, 64, "hierarchical")),
+        one_packed_segment(token(4, 64, "atom"), token(4, 64, "atom")),
     ],
     ids=["int4", "int2", "int2 W42", "int8", "atom"],
 )

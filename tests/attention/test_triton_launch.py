@@ -80,7 +80,7 @@ def test_without_the_interpreter_tensors_of_a_cpu_are_refused(monkeypatch):
 )
 def test_parts_fill_whole_waves_of_programs(steps, programs, at_once, parts):
     """A program costs its tiles and two more, to begin."""
-    assert triton_decode.split(steps, programs, at_once) == parts
+    assert triton_decode.choose_split(steps, programs, at_once) == parts
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_programs_at_once_are_what_registers_and_shared_memory_hold(registers, s
     kernel = SimpleNamespace(
         _init_handles=lambda: setattr(kernel, "n_regs", registers), metadata=SimpleNamespace(shared=shared)
     )
-    assert triton_decode.together(kernel, torch.device("cuda"), Tuning(resident=resident), 2) == wanted
+    assert triton_decode.concurrent_programs(kernel, torch.device("cuda"), Tuning(resident=resident), 2) == wanted
 
 
 def test_the_narrowest_codes_choose_how_to_launch():
@@ -139,11 +139,11 @@ def test_a_kernel_is_compiled_with_formats_and_costs_by_phase():
     forms = ((channel(4, 128), token(4, 128)), (channel(4, 128), token(2, 128)), (channel(4, 128), FULL), (FULL, FULL))
     (keys, values), (whole, parts) = triton_decode.compiled_for(forms, 64)
     four, two, full = (
-        triton_codes.number("affine", 4, "token", 128),
-        triton_codes.number("affine", 2, "token", 128),
-        triton_codes.number("full", 16),
+        triton_codes.format_number("affine", 4, "token", 128),
+        triton_codes.format_number("affine", 2, "token", 128),
+        triton_codes.format_number("full", 16),
     )
-    of_channels = triton_codes.number("affine", 4, "channel", 128)
+    of_channels = triton_codes.format_number("affine", 4, "channel", 128)
     assert keys == (of_channels, of_channels, of_channels, full) and values == (four, two, full, full)
     # a part is a field of the narrower codes: 32 tokens of 4 bits, 16 of 2; exact tokens come as many as asked for
     assert whole == (64, 56, 160, 256) and parts == (24, 10, 60, 128)
@@ -161,7 +161,7 @@ def test_a_kernel_is_compiled_with_formats_and_costs_by_phase():
     ],
 )
 def test_a_format_is_a_number_and_back(form, wanted):
-    number = triton_codes.number(form.kind, form.bits, form.axis, form.group, form.window)
+    number = triton_codes.format_number(form.kind, form.bits, form.axis, form.group, form.window)
     fields = ("kind", "axis", "bits", "group", "window")
     assert tuple(getattr(triton_codes, name).fn(number) for name in fields) == wanted
 

@@ -11,7 +11,7 @@ from tests.attention import interpreter
 interpreter.require()
 
 from kvbench.attention.phases import Format  # noqa: E402
-from kvbench.attention.synthetic import FULL, Piece, error, exact, layer  # noqa: E402
+from kvbench.attention.synthetic import FULL, Piece, dequantized_attention, layer, relative_error  # noqa: E402
 from kvbench.attention.triton import codes as triton_codes  # noqa: E402
 from kvbench.attention.triton import decode as triton_decode  # noqa: E402
 
@@ -47,10 +47,10 @@ def test_range_is_guarded(kind, scale_k, scale_v, size):
     """Scales up to 6e4, queries up to 1e3, constant groups, an outlier channel: finite, and right where fp32 is."""
     bits = 8 if kind == "hierarchical" else 4
     work, query = extremes(channel(bits, 128, kind), token(bits, 64, kind), scale_k, scale_v, size)
-    wanted = exact(query, work, 0.125)
+    wanted = dequantized_attention(query, work, 0.125)
     found = triton_decode.attend(query, work, 0.125)
     assert torch.isfinite(found).all()
-    assert error(found, wanted.clamp(-65504, 65504)) < TOLERANCE
+    assert relative_error(found, wanted.clamp(-65504, 65504)) < TOLERANCE
 
 
 def test_range_of_scales_per_token():
@@ -58,7 +58,7 @@ def test_range_of_scales_per_token():
         work, query = extremes(key, token(4, 32, key.kind), 6e4, 4e3, 1e3)
         found = triton_decode.attend(query, work, 0.125)
         assert torch.isfinite(found).all()
-        assert error(found, exact(query, work, 0.125).clamp(-65504, 65504)) < TOLERANCE
+        assert relative_error(found, dequantized_attention(query, work, 0.125).clamp(-65504, 65504)) < TOLERANCE
 
 
 def test_weights_of_bf16_values_keep_more_than_their_8_bits():
@@ -68,7 +68,7 @@ def test_weights_of_bf16_values_keep_more_than_their_8_bits():
     values[:, :, 32:64] = -values[:, :, :32]
     query = (torch.randn(1, 1, 1, 64, generator=torch.Generator().manual_seed(0)) * 0.01).bfloat16()
     found = triton_decode.attend(query, work, 0.125)
-    assert error(found, exact(query, work, 0.125)) < 6e-3
+    assert relative_error(found, dequantized_attention(query, work, 0.125)) < 6e-3
 
 
 def ptx(text, inputs):
@@ -101,7 +101,7 @@ def test_the_ptx_gives_the_codes_of_the_layout(bits):
     """The instructions that only a GPU runs, emulated: field i of two words, as fp16 bits."""
     once = {2: triton_codes.ASM2, 4: triton_codes.ASM4, 8: triton_codes.ASM8}[bits].value
     looped = {2: triton_codes.ASM_AT2, 4: triton_codes.ASM_AT4, 8: triton_codes.ASM_AT8}[bits].value
-    form, width = triton_codes.number("affine", bits), min(bits, 4)
+    form, width = triton_codes.format_number("affine", bits), min(bits, 4)
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         planes = torch.randint(0, 2**32, (2 if bits == 8 else 1,), generator=generator).tolist()

@@ -19,17 +19,16 @@ from kvbench.bench.shapes import (
     Point,
     layer_bytes,
     lengths,
+    parse_point,
     phases,
-    point,
     resolved,
-    short,
+    short_count,
     side_bytes,
     tokens,
 )
 from kvbench.cache.segments.base import FullSegment
 from kvbench.cache.segments.packed import PackedSegment
-from kvbench.util.table import shown as cell
-from kvbench.util.table import table
+from kvbench.util.table import format_value, render_table
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].single])
@@ -111,36 +110,41 @@ def test_bytes_of_a_layer_by_hand():
 
 def test_numbers_of_tokens_and_points():
     assert [tokens(t) for t in ("4k", "32K", "4096", "7")] == [4096, 32768, 4096, 7]
-    assert [short(n) for n in (4096, 262144, 100)] == ["4k", "256k", "100"]
-    assert point("8b:16:32k:5") == Point("8b", 16, 32768, 5)
+    assert [short_count(n) for n in (4096, 262144, 100)] == ["4k", "256k", "100"]
+    assert parse_point("8b:16:32k:5") == Point("8b", 16, 32768, 5)
     for text in ("4m", "", "0", "-4k"):
         with pytest.raises(ValueError, match="number of tokens"):
             tokens(text)
-    assert point("7b:2:100") == Point("7b", 2, 100, 1) and str(Point("7b", 2, 4096, 5)) == "7b B2 4k q5"
+    assert parse_point("7b:2:100") == Point("7b", 2, 100, 1) and str(Point("7b", 2, 4096, 5)) == "7b B2 4k q5"
     for text in ("9b:1:4k", "7b:1", "7b:1:4k:0", "7b:x:4k", "7b:1:4k:5:6"):
         with pytest.raises(ValueError, match="point"):
-            point(text)
-    args = command.parser().parse_args(["kernel", "--contexts", "8k", "--models", "tiny", "--q-len", "1", "5"])
-    assert kernel.points(args) == [Point("tiny", 1, 8192), Point("tiny", 1, 8192, 5)]
-    args = command.parser().parse_args(["kernel", "--points", "7b:1:4k", "8b:2:1k"])
-    assert kernel.points(args) == [Point("7b", 1, 4096), Point("8b", 2, 1024)]
-    args = command.parser().parse_args(["kernel", "--quick", "--models", "tiny"])
-    assert kernel.points(args) == [point(text) for text in kernel.QUICK]
-    args = command.parser().parse_args(["kernel", "--production"])
-    assert [str(at) for at in kernel.points(args)] == ["7b B1 32k q1", "7b B1 128k q1", "8b B1 32k q1", "8b B1 128k q1"]
+            parse_point(text)
+    args = command.bench_parser().parse_args(["kernel", "--contexts", "8k", "--models", "tiny", "--q-len", "1", "5"])
+    assert kernel.kernel_points(args) == [Point("tiny", 1, 8192), Point("tiny", 1, 8192, 5)]
+    args = command.bench_parser().parse_args(["kernel", "--points", "7b:1:4k", "8b:2:1k"])
+    assert kernel.kernel_points(args) == [Point("7b", 1, 4096), Point("8b", 2, 1024)]
+    args = command.bench_parser().parse_args(["kernel", "--quick", "--models", "tiny"])
+    assert kernel.kernel_points(args) == [parse_point(text) for text in kernel.QUICK]
+    args = command.bench_parser().parse_args(["kernel", "--production"])
+    assert [str(at) for at in kernel.kernel_points(args)] == [
+        "7b B1 32k q1",
+        "7b B1 128k q1",
+        "8b B1 32k q1",
+        "8b B1 128k q1",
+    ]
 
 
 def test_a_layer_of_the_bench_is_what_its_lengths_say_and_its_twin_is_another(monkeypatch):
     monkeypatch.setitem(MODELS, "tiny", Model(4, 2, 64))
     at = Point("tiny", 2, 1280)
-    work = kernel.make("mix", at, torch.float16, device="cpu")
+    work = kernel.make_work("mix", at, torch.float16, device="cpu")
     assert [line[2] for line in work.counts[0]] == lengths(FORMATS["mix"], 1280, 1)[0] == [768, 384, 128, 1]
     other = kernel.twin(work)
     assert other.phases[0][0].words[0].data_ptr() != work.phases[0][0].words[0].data_ptr()
     query = torch.randn(2, 4, 1, 64)
-    first = synthetic.exact(query, work, 0.125)
-    assert torch.equal(first, synthetic.exact(query, other, 0.125))
-    assert torch.equal(first[:, :, :2], synthetic.exact(query, work, 0.125, slice(0, 1)))
+    first = synthetic.dequantized_attention(query, work, 0.125)
+    assert torch.equal(first, synthetic.dequantized_attention(query, other, 0.125))
+    assert torch.equal(first[:, :, :2], synthetic.dequantized_attention(query, work, 0.125, slice(0, 1)))
 
 
 def test_a_round_does_not_fit_the_cache():
@@ -170,7 +174,7 @@ def test_a_round_does_not_fit_the_cache():
     ],
 )
 def test_figures_have_three_digits(number, shown):
-    assert cell(number) == shown
+    assert format_value(number) == shown
 
 
 def test_floors_lie_between_the_measured_reads():
@@ -219,9 +223,9 @@ def device(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA X")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(kernel, "measure", measure)
-    monkeypatch.setattr(kernel.ceiling, "measure", lambda seconds: ceiling.Ceiling([(1000, 1.0)], "triton"))
-    monkeypatch.setattr(kernel.baselines, "measure", lambda *given: {"flash": Time(40.0, 1, 1, 7), "cudnn": "no"})
+    monkeypatch.setattr(kernel, "measure_kernel", measure)
+    monkeypatch.setattr(kernel.ceiling, "measure_ceiling", lambda seconds: ceiling.Ceiling([(1000, 1.0)], "triton"))
+    monkeypatch.setattr(kernel.baselines, "measure_sdpa", lambda *given: {"flash": Time(40.0, 1, 1, 7), "cudnn": "no"})
     monkeypatch.setattr(kernel.report, "machine", dict)
     monkeypatch.setattr(kernel.report, "healthy", lambda: True)
     return ["--out", str(tmp_path), "--models", "7b", "--contexts", "4k"]
@@ -267,22 +271,23 @@ def test_a_row_of_the_table_and_one_that_failed():
     good = {**row, "us": 10.0, "p10": 9.9, "p90": 10.1, "GB_s": 1800.0, "ceiling_GB_s": 4600.0, "floor_us": 6.1}
     good.update(best="cudnn", best_us=22.0, error=8e-4, per_byte=1.07)
     bad = {**row, "failed": "NotServed: why", "best": "cudnn", "best_us": 22.0}
-    text = table(kernel.HEAD, [kernel.line(good), kernel.line(bad)], width=160)
+    text = render_table(kernel.HEAD, [kernel.kernel_cells(good), kernel.kernel_cells(bad)], width=160)
     lines = text.splitlines()
     assert len(lines) == 4
     assert lines[2].split() == "7b 1 4k 1 int4_g128 cuda 10.0 1.00 1800 39.1 6.10 1.07 cudnn 22.0 2.20 8.0e-04".split()
     assert lines[3].endswith("NotServed: why")
-    assert kernel.line({**good, "error": None, "best": None, "best_us": None})[-4:] == [None, None, None, "-"]
-    assert kernel.line(bad)[6:12] == [None] * 6 and kernel.line(bad)[12:14] == ["cudnn", 22.0]
-    assert quantize.line({**row, "what": "hqq", "failed": "no"}, 1.0)[-1] == "no"
+    assert kernel.kernel_cells({**good, "error": None, "best": None, "best_us": None})[-4:] == [None, None, None, "-"]
+    assert kernel.kernel_cells(bad)[6:12] == [None] * 6 and kernel.kernel_cells(bad)[12:14] == ["cudnn", 22.0]
+    assert quantize.quantize_cells({**row, "what": "hqq", "failed": "no"}, 1.0)[-1] == "no"
     computed = quantize.row_of(Point("7b", 1, 4096), "int8", "kernel", Time(10.0, 9.0, 11.0, 7), 10**6, None)
-    assert quantize.line(computed | {"same": True}, 1000.0)[4:] == [10.0, 10.0, 100.0, 10.0, "yes"]
+    assert quantize.quantize_cells(computed | {"same": True}, 1000.0)[4:] == [10.0, 10.0, 100.0, 10.0, "yes"]
     assert (
-        quantize.line(computed, 1.0)[:4] == ["7b", "4k", "int8", "kernel"] and quantize.line(computed, 1.0)[-1] == "-"
+        quantize.quantize_cells(computed, 1.0)[:4] == ["7b", "4k", "int8", "kernel"]
+        and quantize.quantize_cells(computed, 1.0)[-1] == "-"
     )
-    assert quantize.line(computed | {"same": False}, 1.0)[-1] == "NO"
-    assert quantize.line(computed | {"same": "ValueError: x"}, 1.0)[-1] == "ValueError: x"
-    assert quantize.line(computed | {"bytes": None}, 1.0)[6:8] == [None, None]
+    assert quantize.quantize_cells(computed | {"same": False}, 1.0)[-1] == "NO"
+    assert quantize.quantize_cells(computed | {"same": "ValueError: x"}, 1.0)[-1] == "ValueError: x"
+    assert quantize.quantize_cells(computed | {"bytes": None}, 1.0)[6:8] == [None, None]
     assert "ceiling_GB_s" not in computed and (computed["p10"], computed["p90"], computed["rounds"]) == (9.0, 11.0, 7)
     assert quantize.row_of(Point("7b", 1, 4096), "int8", "x", Time(1, 1, 1, 1), None, 5.0)["ceiling_GB_s"] == 5.0
     assert quantize.row_of(Point("7b", 1, 4096), "int8", "x", "why", None, 5.0)["failed"] == "why"
@@ -298,8 +303,12 @@ def test_a_packing_is_of_the_formats_own_quantizer():
         made = packing.quantizer(name, side, 64)
         assert (type(made).__name__, made.bits, made.axis) == (kind, bits, axis)
         assert made.group_size == group
-    assert quantize.flushes("int4_g128") == [("128 keys", "key", 128), ("1 value", "value", 1)]
-    assert quantize.flushes("int4_g64") == [("128 keys", "key", 128), ("64 keys", "key", 64), ("1 value", "value", 1)]
+    assert quantize.timed_flushes("int4_g128") == [("128 keys", "key", 128), ("1 value", "value", 1)]
+    assert quantize.timed_flushes("int4_g64") == [
+        ("128 keys", "key", 128),
+        ("64 keys", "key", 64),
+        ("1 value", "value", 1),
+    ]
     side = 128 * 128 // 2 + 4 * 128  # codes, and a scale and a minimum for each of 128 groups
     assert quantize.traffic("int4_g128", Point("7b", 2, 128)) == (4 * 128 * 128 + 2 * side) * 32 * 2
 
@@ -321,9 +330,9 @@ def test_torchs_way_ends_with_its_block(monkeypatch):
 
 
 def test_results_are_written_whole(tmp_path):
-    report.write(tmp_path / "a" / "kernel.json", {"rows": []})
+    report.write_json(tmp_path / "a" / "kernel.json", {"rows": []})
     assert json.loads((tmp_path / "a" / "kernel.json").read_text()) == {"rows": []}
-    assert report.folder(tmp_path) == tmp_path
+    assert report.result_folder(tmp_path) == tmp_path
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
@@ -332,7 +341,7 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     assert "CUDA" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         command.main(["kernel", "--formats", "int5"])
-    assert isinstance(command.parser(), argparse.ArgumentParser)
+    assert isinstance(command.bench_parser(), argparse.ArgumentParser)
 
 
 @pytest.mark.parametrize(
@@ -347,5 +356,5 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
 )
 def test_wrong_shapes_are_refused_before_anything_is_measured(arguments, said, capsys):
     with pytest.raises(SystemExit):
-        command.parser().parse_args(["kernel", *arguments])
+        command.bench_parser().parse_args(["kernel", *arguments])
     assert said in capsys.readouterr().err

@@ -22,13 +22,14 @@ from kvbench.util.schema import MOST, MOST_TOKENS
         (choices.tokens, {"1": 1, "4k": 4096, " 2K ": 2048, str(MOST_TOKENS): MOST_TOKENS}, ["0", "k", "-1", "1.5k"],
          "is not a number of tokens such as 4k, 32k or 131072"),
         (choices.tokens, {}, [str(MOST_TOKENS + 1), "16385k"], f"exceeds the limit of {MOST_TOKENS} tokens"),
-        (choices.number, {"1": 1, str(MOST): MOST}, ["0", "-1", "1.0", "²", ""], "is not a whole number, 1 or greater"),
-        (choices.number, {}, [str(MOST + 1), "1" * 13], "is too large"),
+        (choices.positive_number, {"1": 1, str(MOST): MOST}, ["0", "-1", "1.0", "²", ""],
+         "is not a whole number, 1 or greater"),
+        (choices.positive_number, {}, [str(MOST + 1), "1" * 13], "is too large"),
         (choices.several, {"2": 2}, ["1", "0"], "is not a whole number, 2 or greater"),
-        (choices.count, {"0": 0, "7": 7}, ["-1", "x"], "is not a whole number, 0 or greater"),
-        (choices.device, {"cpu": "cpu", "cuda": "cuda", "cuda:3": "cuda:3"}, ["gpu", "cuda:", "cpu:0", "xcpu"],
+        (choices.nonnegative_number, {"0": 0, "7": 7}, ["-1", "x"], "is not a whole number, 0 or greater"),
+        (choices.valid_device, {"cpu": "cpu", "cuda": "cuda", "cuda:3": "cuda:3"}, ["gpu", "cuda:", "cpu:0", "xcpu"],
          "is not a device: cuda, cuda:N or cpu"),
-        (choices.rows, {"auto": "auto", "all": None, "3": 3}, ["0", "none"], "is not a whole number"),
+        (choices.prefill_rows, {"auto": "auto", "all": None, "3": 3}, ["0", "none"], "is not a whole number"),
         (choices.duration, {"0": 0.0, "1.5": 1.5}, ["-1", "inf", "nan", "x"], "is not a number, 0 or greater"),
         (choices.positive, {"0.5": 0.5}, ["0", "-1", "inf", "nan", "x"], "is not a number above 0"),
         (choices.share, {"0": 0.0, "1": 1.0, "0.25": 0.25}, ["-0.1", "1.1", "nan", "x"], "is not a number from 0 to 1"),
@@ -50,11 +51,11 @@ def test_a_model_without_dimensions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not contain the keys of a model"):
         choices.shape_of(str(tmp_path / "list.yaml"))
     with pytest.raises(ConfigError, match="cannot be read"):
-        choices.read(tmp_path / "absent.yaml")
+        choices.read_model_config(tmp_path / "absent.yaml")
 
 
 def test_defaults_of_the_commands() -> None:
-    parser = command.parser()
+    parser = command.bench_parser()
     kernel, quantize, products, predict = (
         vars(parser.parse_args([name])) for name in ("kernel", "quantize", "products", "predict")
     )
@@ -85,7 +86,7 @@ def test_defaults_of_the_commands() -> None:
 
 
 def test_options_of_whole_models() -> None:
-    parser = command.parser()
+    parser = command.bench_parser()
     for name, graphs, ceiling in (("tpot", "always", True), ("prefill", "never", False), ("memory", "always", False)):
         args = parser.parse_args([name])
         assert (args.graphs, args.ceiling, args.eager, args.compile, args.profile) == (graphs, ceiling, *[False] * 3)

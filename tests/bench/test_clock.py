@@ -86,13 +86,13 @@ def test_reads_grow_as_long_as_memory_lasts(monkeypatch: pytest.MonkeyPatch) -> 
         return Time(10.0 * len(timed), 0.0, 0.0, 1)
 
     monkeypatch.setattr(ceiling, "replayed", replayed)
-    reads = ceiling.measure(0.3)
+    reads = ceiling.measure_ceiling(0.3)
     assert reads.points == [(4 * mib, 10.0), (16 * mib, 20.0), (64 * mib, 30.0)]  # 64 MiB and half as much again fit
     assert buffers == [(size * mib // 4, torch.int32) for size in (4, 4, 16, 16, 64, 64)]
     assert timed == [(2, 0.3)] * 3 and reads.kernel == "triton"
     assert ceiling.SIZES == (4, 16, 64, 256, 1024, 4096)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (383 * mib, 0))
-    assert [size for size, _ in ceiling.measure().points] == [4 * mib, 16 * mib, 64 * mib]
+    assert [size for size, _ in ceiling.measure_ceiling().points] == [4 * mib, 16 * mib, 64 * mib]
 
 
 def test_a_ceiling_as_plain_data() -> None:
@@ -107,5 +107,5 @@ def test_a_ceiling_as_plain_data() -> None:
 
 def test_the_fastest_back_end_that_ran_is_the_best() -> None:
     found = {"a": Time(5.0, 1.0, 9.0, 3), "b": Time(3.0, 2.0, 9.0, 3), "c": "no kernel"}
-    assert baselines.best(found) == ("b", 3.0)
-    assert baselines.best({"c": "no kernel"}) is None is baselines.best({})
+    assert baselines.fastest_backend(found) == ("b", 3.0)
+    assert baselines.fastest_backend({"c": "no kernel"}) is None is baselines.fastest_backend({})

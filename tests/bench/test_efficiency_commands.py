@@ -75,7 +75,7 @@ def test_points_in_a_random_order():
         methods = [
             (SimpleNamespace(text=name), SimpleNamespace(detach=lambda model: None)) for name in ("fp16", "kivi")
         ]
-        measuring = points.Bench.__new__(points.Bench)  # without the model
+        measuring = points.PointsBench.__new__(points.PointsBench)  # without the model
         vars(measuring).update(
             args=SimpleNamespace(shuffle=seed, eager=False, graphs="never", compile=False, baselines=()),
             methods=methods, model=None, grid=Efficiency(prompts=(20, 30, 40), batches=(1,)), add=rows.append,
@@ -123,17 +123,17 @@ def test_capacity_by_allocation(monkeypatch):
     monkeypatch.setattr(capacity, "_stored", limited)
     weights = capacity.weight_bytes(meter.model)
     room[0] = 1 + 3
-    row = capacity.measure(meter, 64, 10**7, 99)
+    row = capacity.measure_capacity(meter, 64, 10**7, 99)
     assert (row["status"], row["allocated"], row["ended"], row["weights"]) == ("ok", 3, "memory", weights)
     assert row["by_formula"] == max((10**7 - weights - row["workspace"]) // row["per_sequence"], 0)
     cache = stored(meter, 64)
     assert row["per_sequence"] == cache.bill().reserved.total and row["workspace"] > 0
     room[0] = 99
-    assert capacity.measure(meter, 64, 10**7, 2)["ended"] == "bound"
+    assert capacity.measure_capacity(meter, 64, 10**7, 2)["ended"] == "bound"
     room[0] = 0
-    row = capacity.measure(meter, 64, 10**7, 2)
+    row = capacity.measure_capacity(meter, 64, 10**7, 2)
     assert (row["status"], row["allocated"]) == ("oom", 0) and "by_formula" not in row
-    assert capacity_command._line({**row, "setting": "kivi"})[-2:] == [0, "oom"]
+    assert capacity_command._capacity_cells({**row, "setting": "kivi"})[-2:] == [0, "oom"]
 
 
 def test_capacity_within_a_limit_of_memory(tmp_path, capsys):
@@ -244,4 +244,4 @@ def test_a_slip_in_a_setting_is_told_before_the_missing_gpu(capsys):
 )
 def test_out_is_a_folder_or_a_json_file_of_every_command(given, out, name):
     args = argparse.Namespace(command=given[0], out=Path(given[2]), name=None)
-    assert command._place(argparse.ArgumentParser(), args) == Path(out) and args.name == name
+    assert command._output_path(argparse.ArgumentParser(), args) == Path(out) and args.name == name

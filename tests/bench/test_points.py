@@ -11,15 +11,15 @@ import torch
 import kvbench.measure.meter as measuring
 from kvbench.bench import __main__ as command
 from kvbench.bench import points, report
-from kvbench.bench.columns import COLUMNS, HEAD, line, table_of
-from kvbench.bench.command import COMMANDS, preset
+from kvbench.bench.columns import COLUMNS, HEAD, point_cells, table_of
+from kvbench.bench.command import COMMANDS, command_preset
 from kvbench.bench.models import check_lengths
 from kvbench.errors import ConfigError, ModelError
 from kvbench.measure import point_figures, stock
 from kvbench.methods.cocktail import Cocktail
 from kvbench.models.spec import local_folder
 from kvbench.parallel import launch
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from kvbench.tasks.efficiency import STOCK, Efficiency
 from tests.measure.test_meter import settings
 
@@ -43,8 +43,8 @@ def test_models_by_name():
 
 def test_tpot_beside_stock_caches(tmp_path, monkeypatch, capsys):
     # as if a step had been captured: its tokens are then compared with eager ones
-    plain = measuring.times
-    monkeypatch.setattr(measuring, "times", lambda *a, **b: {**plain(*a, **b), "stepping": "graph"})
+    plain = measuring.time_figures
+    monkeypatch.setattr(measuring, "time_figures", lambda *a, **b: {**plain(*a, **b), "stepping": "graph"})
     computed = rows(
         tmp_path, "tpot", "--settings", "fp16", "kivi:int4:residual=32", "--contexts", "70", "--steps", "4",
         "--baselines", "dynamic", "static", "--eager", "--check", "3",
@@ -97,7 +97,7 @@ def test_prefill_beside_stock(tmp_path):
     other, row = computed
     assert other["setting"] == "dynamic" and other["prefill_s"] > 0 and other["repeats"] == 1
     assert row["status"] == "ok" and row["repeats"] == 1 and row["prefill_path"]
-    cells = dict(zip([*HEAD, *COLUMNS["prefill"]], line(row, "prefill", computed), strict=True))
+    cells = dict(zip([*HEAD, *COLUMNS["prefill"]], point_cells(row, "prefill", computed), strict=True))
     assert cells["x"] == row["prefill_s"] / other["prefill_s"] and cells["stock ms"] == 1e3 * other["prefill_s"]
     above = row["peak"]["prefill"] - row["weights"] - row["kv_reserved"]["total"]
     assert cells["above"] == above / 2**30 and above > row["layer_kv"]
@@ -108,7 +108,7 @@ def test_prefill_beside_stock(tmp_path):
 def test_a_row_is_the_record_of_a_run(tmp_path):
     """Both ways to measure write the same keys."""
     (row,) = rows(tmp_path, "memory", "--settings", "kivi", "--contexts", "40", "--batches", "1", "--new-tokens", "3")
-    metrics = run(settings(tmp_path, grid={"prompts": [40], "batches": [1], "new_tokens": 3, "repeats": 1}))
+    metrics = answer_run(settings(tmp_path, grid={"prompts": [40], "batches": [1], "new_tokens": 3, "repeats": 1}))
     stored = Path(metrics["run_dir"]) / "samples.jsonl"
     record = json.loads(stored.read_text())["measured"]["point"]
     own = {"setting", "graphs", "compile", "tokens"}
@@ -142,7 +142,7 @@ def test_without_a_gpu_or_with_wrong_words_nothing_is_measured(tmp_path, monkeyp
     assert "no such quantizer" in capsys.readouterr().err
     with monkeypatch.context() as patch:  # said before anything is measured
         patch.setattr(Cocktail, "ready", lambda self: (_ for _ in ()).throw(ModelError("no encoder")))
-        patch.setattr(points, "load", None)
+        patch.setattr(points, "load_model", None)
         assert command.main(["memory", *HERE, "--settings", "fp16", "cocktail", "--out", str(tmp_path)]) == 1
         assert "no encoder" in capsys.readouterr().err
     assert command.main(["tpot", *HERE, "--weights", "pretrained", "--contexts", "8k", "--out", str(tmp_path)]) == 2
@@ -171,14 +171,14 @@ def test_a_model_without_room_and_a_disk_without_any_are_said(tmp_path, monkeypa
         raise OSError(28, "No space left on device")
 
     given = ["memory", *HERE, "--contexts", "20", "--batches", "1", "--new-tokens", "2", "--out", str(tmp_path)]
-    monkeypatch.setattr(report, "write", full)
+    monkeypatch.setattr(report, "write_json", full)
     assert command.main(given) == 1
     assert "cannot be written: [Errno 28]" in capsys.readouterr().err
 
     def none(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
 
-    monkeypatch.setattr(points, "load", none)
+    monkeypatch.setattr(points, "load_model", none)
     assert command.main([*given, "--memory-limit-gb", "8"]) == 1
     assert "tiny does not fit on cpu within --memory-limit-gb 8" in capsys.readouterr().err
 
@@ -187,7 +187,7 @@ def test_a_run_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
     def broken(*_):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(stock, "point", broken)
+    monkeypatch.setattr(stock, "stock_point", broken)
     arguments = ["tpot", *HERE, "--contexts", "64", "--steps", "2", "--baselines", "dynamic", "--out", str(tmp_path)]
     assert command.main([*arguments, "--name", "found"]) == 1
     first, second = json.loads((tmp_path / "found.json").read_text())["rows"]
@@ -196,8 +196,8 @@ def test_a_run_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
 
 def test_presets_are_the_defaults_of_the_commands():
     for name in COMMANDS:
-        args = command.parser().parse_args([name])
-        grid = Efficiency(**{key: tuple(v) if isinstance(v, list) else v for key, v in preset(name).items()})
+        args = command.bench_parser().parse_args([name])
+        grid = Efficiency(**{key: tuple(v) if isinstance(v, list) else v for key, v in command_preset(name).items()})
         assert tuple(args.contexts) == grid.prompts and args.new_tokens == grid.new_tokens
         assert (args.repeats, args.untimed, args.fill, args.compare) == (
             grid.repeats, grid.untimed, grid.fill, grid.compare
@@ -209,9 +209,9 @@ def test_presets_are_the_defaults_of_the_commands():
 def test_tables_stand_by_prompt_and_a_failed_point_says_why():
     row = {"setting": "fp16", "prompt": 4096, "batch": 8, "new_tokens": 2, "status": "oom", "phase": "prefill"}
     for name in COMMANDS:
-        assert len(line(row, name, [row])) == len(HEAD) + len(COLUMNS[name])
-        assert line({**row, "bytes_asked": 3 << 29}, name, [row])[-1] == "oom in prefill, 1.50 GiB asked for"
-        assert line(row, name, [row])[-1] == "oom in prefill"
+        assert len(point_cells(row, name, [row])) == len(HEAD) + len(COLUMNS[name])
+        assert point_cells({**row, "bytes_asked": 3 << 29}, name, [row])[-1] == "oom in prefill, 1.50 GiB asked for"
+        assert point_cells(row, name, [row])[-1] == "oom in prefill"
     short = {**row, "prompt": 128, "setting": "kivi"}
     texts = table_of([row, short], "tpot").splitlines()
     assert texts[2].startswith("kivi") and texts[3].startswith("fp16")
@@ -220,7 +220,7 @@ def test_tables_stand_by_prompt_and_a_failed_point_says_why():
 
 def bench(*words, **parts):
     """A bench with its arguments alone."""
-    return SimpleNamespace(args=command.parser().parse_args(list(words)), **parts)
+    return SimpleNamespace(args=command.bench_parser().parse_args(list(words)), **parts)
 
 
 def test_options_reach_the_meter(monkeypatch):
@@ -229,11 +229,11 @@ def test_options_reach_the_meter(monkeypatch):
     words += ["--prefill-chunk", "64", "--prefill-rows", "all", "--new-tokens", "9"]
     for name, census in (("memory", True), ("prefill", True), ("tpot", False)):
         own = bench(name, *words, read_rate=5.0, model="m", loaded=SimpleNamespace(tokenizer="t"))
-        model, tokenizer, method, how = points.Bench.meter(own, "method", "always")
+        model, tokenizer, method, how = points.PointsBench.meter(own, "method", "always")
         assert (model, tokenizer, method, how.graphs, how.census) == ("m", "t", "method", "always", census)
         assert (how.seed, how.options.kernels, how.compare, how.repeats, how.untimed) == (3, "triton", 2, 4, 1)
         assert (how.compile, how.prefill_chunk, how.prefill_rows, how.new_tokens) == (True, 64, None, 9)
-        assert how.read_rate == 5.0 and points.Bench.meter(own, "method")[3].graphs == "never"
+        assert how.read_rate == 5.0 and points.PointsBench.meter(own, "method")[3].graphs == "never"
 
 
 @pytest.mark.parametrize(
@@ -257,8 +257,8 @@ def test_stock_comes_first_and_each_setting_is_detached(words, ways):
         meter=lambda method, graphs="never": SimpleNamespace(stock_point=lambda *given: {}),
         _grid=lambda start, measure: events.append((start["setting"], start.get("graphs"))),
     )  # fmt: skip
-    own._ways = partial(points.Bench._ways, own)
-    points.Bench.measure(own)
+    own._ways = partial(points.PointsBench._ways, own)
+    points.PointsBench.measure(own)
     per_setting = [[*((name, way) for way in ways for _ in [0])] for name in "ab"]
     assert [event for event in events if not isinstance(event, str)] == [
         ("dynamic", None), ("static", None), *per_setting[0], *per_setting[1]
@@ -275,7 +275,7 @@ def test_an_attempt_that_fails_is_a_record(monkeypatch):
         def measure(prompt, batch):
             raise error
 
-        return points.Bench._attempt(own, measure, 64, 2)
+        return points.PointsBench._attempt(own, measure, 64, 2)
 
     row = attempt(RuntimeError("no\n  such kernel"))
     assert row == {
@@ -284,7 +284,7 @@ def test_an_attempt_that_fails_is_a_record(monkeypatch):
     }  # fmt: skip
     row = attempt(torch.OutOfMemoryError("Tried to allocate 1.00 GiB"))
     assert (row["status"], row["bytes_asked"]) == ("oom", 2**30) and released == ["cpu"] * 2
-    assert points.Bench._attempt(own, lambda prompt, batch: {"at": (prompt, batch)}, 64, 2) == {"at": (64, 2)}
+    assert points.PointsBench._attempt(own, lambda prompt, batch: {"at": (prompt, batch)}, 64, 2) == {"at": (64, 2)}
     with pytest.raises(ModelError):
         attempt(ModelError("yours"))
     assert len(released) == 2

@@ -13,9 +13,9 @@ import pytest
 from kvbench.bench import __main__ as command
 from kvbench.bench import predict_bytes
 from kvbench.bench.choices import method_of, shape_of, share
-from kvbench.bench.predict import Row, draft_weights, shown
+from kvbench.bench.predict import Row, draft_weights, times_table
 from kvbench.methods import load_method
-from kvbench.profiling.intensity import speed_up
+from kvbench.profiling.intensity import speculative_speed_up
 from kvbench.profiling.roofline import Shape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +75,9 @@ def test_speculation_is_drafts_and_a_verification(tmp_path, capsys):
     # five passes a round, of which each yields E tokens
     passes = 5 / ((1 - 0.9**5) / (1 - 0.9))
     assert row["expected_tpot_s"] - row["tpot_s"] == pytest.approx(passes * (fp16["expected_tpot_s"] - fp16["tpot_s"]))
-    assert row["over_fp16"] == pytest.approx(speed_up(0.9, 4, fp16["tpot_s"], row["draft_s"], row["verify_s"]))
+    assert row["over_fp16"] == pytest.approx(
+        speculative_speed_up(0.9, 4, fp16["tpot_s"], row["draft_s"], row["verify_s"])
+    )
     # a little above what drafts without exact tokens would take
     assert 1.72e-3 < row["draft_s"] < 1.72e-3 * 1.03 and row["verify_s"] == pytest.approx(4.71e-3, rel=0.01)
     assert row["weight_bytes"] - fp16["weight_bytes"] == (
@@ -145,8 +147,8 @@ def test_columns_of_the_table(capsys, monkeypatch):
         weight_bytes=1, kv_bytes=2**31, kv_bytes_per_step=1, kv_of_fp16=0.25, decode_peak_bytes=3 * 2**30,
         prefill_peak_bytes=2**32, fits=False, max_batch=1,
     )  # fmt: skip
-    args = command.parser(measuring=False).parse_args(["predict"])
-    text = shown([row], args)
+    args = command.bench_parser(measuring=False).parse_args(["predict"])
+    text = times_table([row], args)
     (line,) = [line for line in text.splitlines() if line.startswith("m ")]
     assert [cell for cell in line.split() if cell not in ("m", "g", "kivi", "7")] == [
         *("2 1.50 2.00 3.00 1.25 9.50 memory 50.0".split()),
@@ -154,7 +156,7 @@ def test_columns_of_the_table(capsys, monkeypatch):
     ]
     assert "11 per layer" in text and "prompts read in groups" in text and "Speculation" not in text
     args.prefill_rows, args.acceptance = None, 0.75
-    text = shown([replace(row, draft_s=1.0)], args)
+    text = times_table([replace(row, draft_s=1.0)], args)
     assert "all prompts read together" in text and "acceptance of 0.75" in text
 
 
@@ -276,7 +278,8 @@ def test_bytes_of_a_hybrid_are_those_of_the_formats_that_suit_it():
         form = {"format": "octave_k3v4"} if name == "engine" else {}
         methods = {str(more): load_method(name, **form, **more) for more in ({}, *options)}
         own, same, other = (
-            row.kv_bytes for row in predict_bytes.rows("a hybrid", numbers, methods, [100], [1], new_tokens=1)
+            row.kv_bytes
+            for row in predict_bytes.predict_byte_rows("a hybrid", numbers, methods, [100], [1], new_tokens=1)
         )
         assert own == same
         assert (own == other) == (name == "turboquant")  # of a hybrid, boundary has no effect

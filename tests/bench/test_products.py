@@ -47,10 +47,10 @@ def test_the_shape_of_each_product_where_all_differ() -> None:
 def test_rows_of_the_table_with_their_rate_and_those_that_failed() -> None:
     """Bytes over time, and its share of the plain read."""
     row = {"model": "m", "product": "down", "channels": 4, "columns": 8, "rows": 5, "bits": 4, "by": "kvbench"}
-    good = products.line(row | {"us": 10.0, "p10": 9.9, "p90": 10.1, "bytes": 40_000, "error": 1e-3}, 8.0)
+    good = products.product_cells(row | {"us": 10.0, "p10": 9.9, "p90": 10.1, "bytes": 40_000, "error": 1e-3}, 8.0)
     assert good[7:] == pytest.approx([10.0, 1.0, 4.0, 50.0, 1e-3])
     assert good[:7] == ["m", "down", 4, 8, 5, 4, "kvbench"]
-    assert products.line(row | {"failed": "no room"}, 8.0)[7:] == [None, None, None, None, "no room"]
+    assert products.product_cells(row | {"failed": "no room"}, 8.0)[7:] == [None, None, None, None, "no room"]
 
 
 def test_a_step_takes_its_layers_products_and_one_head() -> None:
@@ -72,7 +72,7 @@ def test_a_way_that_fails_is_a_row() -> None:
     def broken(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no\nsuch kernel")
 
-    figures = products.measured(way(broken, [torch.ones(4, 8)]), torch.ones(1, 8), torch.ones(4, 8), 0.1)
+    figures = products.measure_product(way(broken, [torch.ones(4, 8)]), torch.ones(1, 8), torch.ones(4, 8), 0.1)
     assert figures == {"failed": "RuntimeError: no such kernel"}
 
 
@@ -80,11 +80,11 @@ def test_a_wrong_product_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> Non
     """Off by more than its tolerance, and NaN."""
     monkeypatch.setattr(products, "replayed", lambda calls, seconds: Time(5.0, 5.0, 5.0, 3))
     x, weight = torch.ones(2, 8), torch.ones(4, 8)
-    good = products.measured(way(torch.nn.functional.linear, [weight]), x, weight, 0.1)
+    good = products.measure_product(way(torch.nn.functional.linear, [weight]), x, weight, 0.1)
     assert (good["us"], good["error"], good["bytes"]) == (5.0, 0.0, 128)
     for factor, tolerance in ((0.67, 0.3), (0.996, 3e-3), (float("nan"), 0.3)):
         wrong = way(lambda x, w, by=factor: by * (x @ w.T), [weight], tolerance)  # type: ignore[misc]
-        assert "differs by" in products.measured(wrong, x, weight, 0.1)["failed"]
+        assert "differs by" in products.measure_product(wrong, x, weight, 0.1)["failed"]
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -102,8 +102,8 @@ def test_the_command_writes_rows_as_they_come_and_says_whether_all_are_good(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *number: "NVIDIA X")
     monkeypatch.setattr(products, "replayed", lambda calls, seconds: Time(5.0, 5.0, 5.0, 3))
     monkeypatch.setattr(product_ways, "random_matrix", matrix)
-    monkeypatch.setattr(product_ways.matvec, "launch", torch.nn.functional.linear)
-    monkeypatch.setattr(products.ceiling, "measure", lambda seconds: ceiling.Ceiling([(1000, 1.0)], "triton"))
+    monkeypatch.setattr(product_ways.matvec, "launch_matvec", torch.nn.functional.linear)
+    monkeypatch.setattr(products.ceiling, "measure_ceiling", lambda seconds: ceiling.Ceiling([(1000, 1.0)], "triton"))
     monkeypatch.setattr(products.report, "machine", dict)
     asked = ["products", "--models", "llama2-7b", "--bits", "16", "--rows", "1", "5", "--out", str(tmp_path)]
     assert command.main(asked) == int(broken)
@@ -158,6 +158,6 @@ def test_all_implementations_agree() -> None:
         for implementation in ways:
             for rows in (1, 5):
                 x = product_ways.random_matrix(rows, 256, torch.bfloat16, 9, 1.0)
-                figures = products.measured(implementation, x, exact, 0.01)
+                figures = products.measure_product(implementation, x, exact, 0.01)
                 assert "failed" not in figures, (implementation.name, rows, figures["failed"])
                 assert figures["error"] < implementation.tolerance and figures["us"] > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.bench.profile import STEPS, kind, summed
+from kvbench.bench.profile import STEPS, kernel_kind, summed
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ from kvbench.bench.profile import STEPS, kind, summed
 )
 def test_kinds(name: str, wanted: str) -> None:
     """By the names that the libraries give them."""
-    assert kind(name) == wanted
+    assert kernel_kind(name) == wanted
 
 
 def test_sums() -> None:

@@ -84,15 +84,15 @@ def special(count, channels, dtype):
 def in_one_launch(quantizer):
     """Check that tokens of two layers, packed together, have the bits of tokens that are packed layer by layer."""
     from kvbench.cache.kernels.deferred import Deferred
-    from kvbench.cache.kernels.pack_together import together
-    from kvbench.cache.watch import Watch, words
+    from kvbench.cache.kernels.pack_together import packing_together
+    from kvbench.cache.watch import Watch, uncached_message
 
     x = [tokens(3, 64, torch.bfloat16, seed) for seed in range(2)]
     watch, queue = Watch(torch.device("cpu")), Deferred()
     segments = [new(quantizer, "value", x[0]) for _ in x]
     for segment in segments:
-        segment.watch, segment.packs = (watch, watch.tag(words)), queue
-    with together(queue):
+        segment.watch, segment.packs = (watch, watch.tag(uncached_message)), queue
+    with packing_together(queue):
         for segment, part in zip(segments, x, strict=True):
             segment.append(slice(None), part)
     for segment, part in zip(segments, x, strict=True):

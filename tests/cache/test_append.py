@@ -11,13 +11,13 @@ from tests.cache.packing import interpreted
 
 interpreted()
 
-from kvbench.cache.kernels.append_kernel import write  # noqa: E402
+from kvbench.cache.kernels.append_kernel import write_new_tokens  # noqa: E402
 
 
 def by_kernel(keys, values, key_buffer, value_buffer, places) -> None:
     """The kernel as a GPU would run it."""
     batch, heads, count, channels = keys.shape
-    write[(batch * heads, count, 2)](
+    write_new_tokens[(batch * heads, count, 2)](
         keys, values, key_buffer, value_buffer, places, *keys.stride()[:3], *values.stride()[:3],
         heads, key_buffer.shape[2], value_buffer.shape[2], channels, values.shape[3],
     )  # fmt: skip

@@ -89,4 +89,4 @@ def test_of_equal_scores_the_newest_token_goes():
 
 def test_only_buffers_of_a_gpu_with_one_pending_step_are_served():
     keys, values = segments()
-    assert not evict.served(keys, values, slice(0, BATCH))
+    assert not evict.can_drop_lowest(keys, values, slice(0, BATCH))

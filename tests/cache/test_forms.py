@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.cache.kernels.forms import Form, form, programs, windows, word_rows
+from kvbench.cache.kernels.forms import Form, packing_form, programs, windows, word_rows
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from kvbench.cache.kernels.forms import Form, form, programs, windows, word_rows
     ids=str,
 )
 def test_a_tile_is_divided_among_programs(asked, expected):
-    assert form(*asked) == expected
+    assert packing_form(*asked) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_windows_that_fit_no_tile_have_programs_of_whole_tiles(asked, expected):
 
 def test_programs_are_those_of_the_tiles_or_of_the_word_row_of_a_single_token():
     assert [word_rows(bits) for bits in (2, 4, 8)] == [16, 32, 32]
-    by_token = form("affine", 8, False, 128, 256, True)
-    by_channel = form("affine", 4, True, 32, 128, True)
+    by_token = packing_form("affine", 8, False, 128, 256, True)
+    by_channel = packing_form("affine", 4, True, 32, 128, True)
     assert isinstance(by_token, Form) and isinstance(by_channel, Form)
     single = Form("affine", 8, False, 128, 1, 128, 64, 1)
     assert programs(by_token, 5, 1) == (single, 10, 2)

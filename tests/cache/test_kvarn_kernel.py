@@ -10,7 +10,7 @@ interpreted()
 from kvbench.cache.kernels import pack_together  # noqa: E402
 from kvbench.cache.kernels.deferred import Deferred  # noqa: E402
 from kvbench.cache.kernels.forms import Form  # noqa: E402
-from kvbench.cache.kernels.pack import served, warm  # noqa: E402
+from kvbench.cache.kernels.pack import served, warm_packing  # noqa: E402
 from kvbench.cache.segments.packed import PackedSegment  # noqa: E402
 from kvbench.cache.watch import Watch  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
@@ -45,7 +45,7 @@ def test_tiles_equal_those_of_the_quantizer(side, bits, tile, channels, balance,
     quantizer = KvarnQuantizer(bits, tile, "channel" if side == "key" else "token", balance, iterations)
     packed = segment(quantizer, side, x)
     assert isinstance(served(packed, x), Form)
-    warm(packed, x[:, :, :1])  # writes nothing
+    warm_packing(packed, x[:, :, :1])  # writes nothing
     for first, last in ((0, tile), (tile, x.shape[2])):  # the second append begins in a tile of 128
         packed.append(ALL, x[:, :, first:last])
     codes, params = quantizer.encode(x)
@@ -79,7 +79,7 @@ def test_layers_that_pack_together_hold_what_they_hold_alone():
     for number, (one, layer) in enumerate(zip(alone, layers, strict=True), 1):
         one.append(ALL, x * number)
         layer.watch, layer.packs = (watch, watch.tag(str)), queue
-    with pack_together.together(queue):
+    with pack_together.packing_together(queue):
         for number, layer in enumerate(layers, 1):
             layer.append(ALL, x * number)
     for one, layer in zip(alone, layers, strict=True):

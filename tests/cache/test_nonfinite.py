@@ -9,9 +9,9 @@ import torch
 
 from kvbench.cache import KVCache, Prompts
 from kvbench.cache.layer import KVLayer
-from kvbench.cache.nonfinite import described, watch_segments
+from kvbench.cache.nonfinite import nonfinite_message, watch_segments
 from kvbench.cache.progress import Padding, Progress
-from kvbench.cache.watch import Place, Watch, Watches, words
+from kvbench.cache.watch import Place, Watch, Watches, uncached_message
 from kvbench.errors import NonFiniteError
 from kvbench.methods import load_method
 from tests import zoo
@@ -106,18 +106,18 @@ def test_what_a_kernel_noted_is_described_by_side_and_position_as_long_as_the_to
     layer = kivi_layer([0, 2], index=3)
     zoo.feed(layer, *zoo.random_kv(40, 2))  # keys: 32 and 8; values: 8 and 32; two fewer exact in the padded row
     end = "\n  hint: download the weights again, since they may be damaged"
-    message = described(weakref.ref(layer), 3, "key", 0, Place(1, 0, 5, 2))
+    message = nonfinite_message(weakref.ref(layer), 3, "key", 0, Place(1, 0, 5, 2))
     assert message == f"layer 3: NaN or Inf in the key at position 7 (row 1, KV head 0, channel 2).{end}"
-    message = described(weakref.ref(layer), 3, "value", 1, Place(0, 1, 4, 6))
+    message = nonfinite_message(weakref.ref(layer), 3, "value", 1, Place(0, 1, 4, 6))
     assert message == f"layer 3: NaN or Inf in the value at position 12 (row 0, KV head 1, channel 6).{end}"
     layer.dtype = torch.float16
-    assert "model.dtype=float32" in described(weakref.ref(layer), 3, "value", 1, Place(0, 1, 4, 6))
+    assert "model.dtype=float32" in nonfinite_message(weakref.ref(layer), 3, "value", 1, Place(0, 1, 4, 6))
     layer.order[0] = torch.stack([torch.arange(40), torch.arange(40).flip(0)])
     layer.method.positions = lambda layer, row: layer.order[row]
-    assert "position 37 (row 0, KV head 1" in described(weakref.ref(layer), 3, "key", 0, Place(0, 1, 2, 6))
-    assert "in the key (row 0, KV head 1" in described(weakref.ref(layer), 3, "key", 1, Place(0, 1, 8, 6))
+    assert "position 37 (row 0, KV head 1" in nonfinite_message(weakref.ref(layer), 3, "key", 0, Place(0, 1, 2, 6))
+    assert "in the key (row 0, KV head 1" in nonfinite_message(weakref.ref(layer), 3, "key", 1, Place(0, 1, 8, 6))
     gone = weakref.ref(kivi_layer([0]))
-    assert described(gone, 3, "key", 0, Place(1, 0, 5, 2)) == (
+    assert nonfinite_message(gone, 3, "key", 0, Place(1, 0, 5, 2)) == (
         "layer 3: NaN or Inf in the key (row 1, KV head 0, channel 2)."
     )
 
@@ -157,7 +157,7 @@ def test_a_record_is_reported_once_in_the_words_of_its_segment():
             look()
         assert not watch.fresh and watch.record.tolist() == [0] * 6
         look()
-    assert words(Place(2, 3, 4, 5)) == "a segment contains NaN or Inf at index (2, 3, 4, 5)"
+    assert uncached_message(Place(2, 3, 4, 5)) == "a segment contains NaN or Inf at index (2, 3, 4, 5)"
 
 
 def test_each_device_of_a_cache_has_one_record():

@@ -68,7 +68,7 @@ def test_tokens_are_stored_as_by_torch(bits, heads, channels, dtype, outliers):
                 made.append(slice(row, row + 1), new[row : row + 1])
         keys, values = by_kernel
         places = list(zip(keys.advance(), values.advance(), strict=True))
-        nuq.quantize(keys, values, new, new, torch.tensor(places, dtype=torch.int32))
+        nuq.pack_nuq_tokens(keys, values, new, new, torch.tensor(places, dtype=torch.int32))
     for one, other in zip(by_torch, by_kernel, strict=True):
         same(one, other)
 
@@ -80,7 +80,7 @@ def test_a_rehearsed_token_is_not_stored():
         made.append(ALL, x)
     keys.lookup()
     before = [tensor.clone() for made in (keys, values) for _, tensor in made.buffers()]
-    nuq.quantize(keys, values, x[:, :, :1], x[:, :, :1], torch.full((2, 2), -1, dtype=torch.int32))
+    nuq.pack_nuq_tokens(keys, values, x[:, :, :1], x[:, :, :1], torch.full((2, 2), -1, dtype=torch.int32))
     after = [tensor for made in (keys, values) for _, tensor in made.buffers()]
     assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(before, after, strict=True))
 
@@ -93,7 +93,7 @@ def test_the_first_element_that_is_not_finite_is_recorded():
     for made in (keys, values):
         made.watch = (watch, watch.tag(lambda place: f"{place}"))
     places = torch.tensor(list(zip(keys.advance(), values.advance(), strict=True)), dtype=torch.int32)
-    nuq.quantize(keys, values, torch.zeros_like(x), x, places)
+    nuq.pack_nuq_tokens(keys, values, torch.zeros_like(x), x, places)
     assert watch.record.tolist() == [1, 1, 1, 1, 0, 7]
 
 
@@ -113,18 +113,18 @@ def test_what_the_kernel_cannot_store_in_a_captured_step_is_said():
     def made(bits=3, dtype=torch.float16, outliers=0.05, channels=64):
         return segments(bits, 2, channels, dtype, outliers)
 
-    assert nuq.refuses(*made()) is None and nuq.refuses(*made(outliers=0.0)) is None
+    assert nuq.nuq_refusal(*made()) is None and nuq.nuq_refusal(*made(outliers=0.0)) is None
     keys, values = made()
     values.gather = lambda x: x
-    assert "divided between processes" in nuq.refuses(keys, values)
+    assert "divided between processes" in nuq.nuq_refusal(keys, values)
     keys, values = made()
     keys.most = 5
-    assert "outliers of a token is limited" in nuq.refuses(keys, values)
-    assert nuq.refuses(*made(dtype=torch.float32)) == "tokens are float32"
-    assert "96 channels" in nuq.refuses(*made(channels=96))
-    assert "different formats" in nuq.refuses(made(3)[0], made(4)[1])
-    assert "different formats" in nuq.refuses(made()[0], made(outliers=0.0)[1])
-    assert "different formats" in nuq.refuses(made(outliers=0.0)[0], made()[1])
+    assert "outliers of a token is limited" in nuq.nuq_refusal(keys, values)
+    assert nuq.nuq_refusal(*made(dtype=torch.float32)) == "tokens are float32"
+    assert "96 channels" in nuq.nuq_refusal(*made(channels=96))
+    assert "different formats" in nuq.nuq_refusal(made(3)[0], made(4)[1])
+    assert "different formats" in nuq.nuq_refusal(made()[0], made(outliers=0.0)[1])
+    assert "different formats" in nuq.nuq_refusal(made(outliers=0.0)[0], made()[1])
 
 
 def test_a_captured_step_is_packed_by_the_kernel_of_its_segments(monkeypatch):
@@ -139,6 +139,6 @@ def test_a_captured_step_is_packed_by_the_kernel_of_its_segments(monkeypatch):
         monkeypatch.setattr(module, "quantize", lambda *given, name=name: asked.append((name, given)))
     packed = tuple(PackedSegment(1, 1, 64, torch.float16, "cpu", quantizer=Q8_0(), side=s) for s in ("key", "value"))
     for name, pair in (("nuq", tuple(segments(3, 2, 64, torch.float16, 0.0))), ("engine", packed)):
-        assert at_once.refuses(pair) == f"{name} says" and asked.pop() == (name, pair)
-        at_once.quantize(pair, "key", "value", "places")
+        assert at_once.packing_refusal(pair) == f"{name} says" and asked.pop() == (name, pair)
+        at_once.pack_new_tokens(pair, "key", "value", "places")
         assert asked.pop() == (name, (*pair, "key", "value", "places"))

@@ -12,7 +12,7 @@ interpreted()
 from kvbench.cache.kernels import engine  # noqa: E402
 from kvbench.cache.kernels.pack import served  # noqa: E402
 from kvbench.cache.segments.packed import PackedSegment  # noqa: E402
-from kvbench.cache.watch import Watch, words  # noqa: E402
+from kvbench.cache.watch import Watch, uncached_message  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
 from kvbench.quantizers.engine.llamacpp import IQ4NL, Q8_0, Signed  # noqa: E402
 from kvbench.quantizers.engine.nvfp4 import NVFP4  # noqa: E402
@@ -68,15 +68,15 @@ def test_the_token_of_a_captured_step_is_packed_at_places_on_the_device(key, val
         segment.append(ALL, x[:, :, :69])
         assert segment.advance() == [69, 69] and segment.lengths == [70, 70]
     last = x[:, :, 69:]
-    engine.quantize(*computed, last, last, torch.full((2, 2), -1, dtype=torch.int32))
+    engine.pack_engine_tokens(*computed, last, last, torch.full((2, 2), -1, dtype=torch.int32))
     before = [segment.clone() for segment in computed]
-    engine.quantize(*computed, last, last, torch.full((2, 2), 69, dtype=torch.int32))
+    engine.pack_engine_tokens(*computed, last, last, torch.full((2, 2), 69, dtype=torch.int32))
     for done, alike, earlier in zip(computed, wanted, before, strict=True):
         same(done, alike)
         assert any(not torch.equal(a, b) for a, b in zip(done.words, earlier.words, strict=True))
-    assert engine.refuses(*computed) is None
-    assert "IQ4NL" in engine.refuses(new(IQ4NL(), "key", x), computed[1])
-    assert "float32" in engine.refuses(new(Q8_0(), "key", x.float()), computed[1])
+    assert engine.engine_refusal(*computed) is None
+    assert "IQ4NL" in engine.engine_refusal(new(IQ4NL(), "key", x), computed[1])
+    assert "float32" in engine.engine_refusal(new(Q8_0(), "key", x.float()), computed[1])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -92,7 +92,7 @@ def test_no_argument_has_a_name_that_the_launcher_uses_itself():
     """Triton's generated launcher has local variables of these names; the interpreter has no such launcher."""
     from kvbench.cache.kernels import engine_kernel
 
-    for kernel in (engine_kernel.pack_tokens, engine_kernel.pack_tokens_of_layers, engine_kernel.pack_step):
+    for kernel in (engine_kernel.pack_engine_row_tokens, engine_kernel.pack_engine_layers, engine_kernel.pack_step):
         names = set(inspect.signature(kernel.fn).parameters)
         assert len(names) > 20 and not names & {"params", "options", "specialization"}
 
@@ -124,7 +124,7 @@ def test_keys_and_values_of_a_captured_step_have_formats_strides_and_channels_of
     x = tokens(4, 64, torch.float16, batch=2, heads=2).contiguous()
     y = tokens(4, 96, torch.float16, 1, batch=2, heads=2)
     sides, places = step_of(key, value, x, y)
-    engine.quantize(*sides, x[:, :, 3:], y[:, :, 3:], places)
+    engine.pack_engine_tokens(*sides, x[:, :, 3:], y[:, :, 3:], places)
     for done, quantizer, side, like in zip(sides, (key, value), ("key", "value"), (x, y), strict=True):
         wanted = new(quantizer, side, like)
         wanted.append(ALL, like)
@@ -137,14 +137,14 @@ def test_a_token_of_a_captured_step_that_is_not_finite_is_recorded_with_the_tag_
     both_sides = tokens(3, 64, torch.float16, batch=2, heads=2), tokens(3, 96, torch.float16, batch=2, heads=2)
     sides, places = step_of(Int8PerTokenHead(), Q8_0(), *both_sides)
     watch = Watch(torch.device("cpu"))
-    watch.tag(words)
+    watch.tag(uncached_message)
     for segment in sides:
-        segment.watch = watch, watch.tag(words)
+        segment.watch = watch, watch.tag(uncached_message)
     last = [x[:, :, 2:].clone() for x in both_sides]
-    engine.quantize(*sides, *last, places)
+    engine.pack_engine_tokens(*sides, *last, places)
     assert not watch.record.any()
     last[side][1, 0, 0, 40] = float("inf")
-    engine.quantize(*sides, *last, places)
+    engine.pack_engine_tokens(*sides, *last, places)
     assert watch.record.tolist() == [1, 1 + side, 1, 0, 2, 40]
 
 
@@ -156,7 +156,7 @@ def test_channels_of_a_captured_step_that_are_not_contiguous_are_copied_first():
         last = x[:, :, 1:]
         last = torch.stack([last, last], -1)[..., 0] if spread else last
         assert (last.stride(-1) == 1) is not spread
-        engine.quantize(*sides, last, last, places)
+        engine.pack_engine_tokens(*sides, last, last, places)
         found.append([segment.codes(ALL, 0, 2) for segment in sides])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
@@ -177,12 +177,12 @@ def test_a_quantizer_has_the_kernels_rule_of_its_own(quantizer, rule):
 def test_the_kernels_parameters_follow_the_format():
     """Channels are padded to a power of two, 16 at least; a group of all channels is as wide; 4 warps take 8 rows."""
     for channels, wide in ((8, 16), (64, 64), (80, 128), (96, 128), (256, 256)):
-        form = engine.form(Int8PerTokenHead(), channels)
+        form = engine.kernel_form(Int8PerTokenHead(), channels)
         assert (form.channels, form.group, form.rows, form.parts, form.warps) == (wide, wide, 8, 4, 4)
         assert (form.kind, form.bits, form.scale, form.table) == ("int8", 8, 1.0, ())
-    assert engine.form(Q8_0(), 96).group == 32 and "groups of 32" in engine.form(Q8_0(), 80)
-    assert engine.form(Fp8(0.7), 64).scale == 0.7 and engine.form(NVFP4(0.03), 64).scale == 0.03
-    assert engine.form(IQ4NL(), 64) is None
+    assert engine.kernel_form(Q8_0(), 96).group == 32 and "groups of 32" in engine.kernel_form(Q8_0(), 80)
+    assert engine.kernel_form(Fp8(0.7), 64).scale == 0.7 and engine.kernel_form(NVFP4(0.03), 64).scale == 0.03
+    assert engine.kernel_form(IQ4NL(), 64) is None
 
 
 @pytest.mark.parametrize("quantizer", [Q8_0(), Signed(4)], ids=str)

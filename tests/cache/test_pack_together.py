@@ -37,13 +37,13 @@ def interpret():
 @pytest.fixture
 def launches(monkeypatch):
     """Layers of each launch."""
-    found, plain = [], pack_together.run
+    found, plain = [], pack_together.pack_alike
 
     def counted(group):
         found.append(len(group))
         plain(group)
 
-    monkeypatch.setattr(pack_together, "run", counted)
+    monkeypatch.setattr(pack_together, "pack_alike", counted)
     return found
 
 
@@ -80,7 +80,7 @@ def test_layers_together_are_layers_one_by_one(quantizer, side, counts, dtype, l
         for window, segment in alone:
             segment.append(ALL, window.view(ALL)[:, :, :count])
             window.drop_front(ALL, count)
-        with pack_together.together(packs):
+        with pack_together.packing_together(packs):
             for window, segment in joint:
                 segment.append(ALL, window.view(ALL)[:, :, :count])
                 window.drop_front(ALL, count)
@@ -97,7 +97,7 @@ def test_layers_that_differ_have_launches_of_their_own(launches):
     of_layers = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch, packs)
     other = layers(AffineQuantizer(2, None, "token"), "value", torch.float16, watch, packs)
     of_layers[1][1].append(ALL, of_layers[1][0].view(ALL)[:, :, :3])
-    with pack_together.together(packs):
+    with pack_together.packing_together(packs):
         for window, segment in of_layers + other:
             segment.append(ALL, window.view(ALL)[:, :, :1])
     assert sorted(launches) == [1, 1, 2]
@@ -108,7 +108,7 @@ def test_the_layer_that_holds_a_nan_is_named():
     watch, packs = Watch(torch.device("cpu")), Deferred()
     of_layers = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch, packs)
     of_layers[1][0].buffer[1, 0, 2, 5] = float("nan")
-    with pack_together.together(packs):
+    with pack_together.packing_together(packs):
         for window, segment in of_layers:
             segment.append(ALL, window.view(ALL)[:, :, :4])
     with pytest.raises(NonFiniteError, match=r"layer 1: Place\(row=1, head=0, token=2, channel=5\)"):
@@ -124,11 +124,11 @@ def test_the_layer_that_holds_a_nan_is_named():
 def test_warming_up_compiles_what_packs_a_token_alone_too(quantizer, side, count, monkeypatch):
     """Values that leave a window one by one are packed by other programs than a prompt's, alone and together."""
     single, joint = [], []
-    monkeypatch.setattr(pack, "_launch", lambda segment, how, *more: single.append(how))
-    monkeypatch.setattr(pack_together, "run", lambda group: joint.append(group[0].how))
+    monkeypatch.setattr(pack, "_launch_pack_tiles", lambda segment, how, *more: single.append(how))
+    monkeypatch.setattr(pack_together, "pack_alike", lambda group: joint.append(group[0].how))
     ((window, segment), _) = layers(quantizer, side, torch.bfloat16, Watch(torch.device("cpu")))
     x = window.view(ALL)[:, :, :1]
-    pack.warm(segment, x)
+    pack.warm_packing(segment, x)
     one = programs(pack.served(segment, x), 5, 1)[0]
     for found in (single, joint):
         assert len(found) == count and one in found
@@ -149,7 +149,7 @@ def test_warming_up_packs_nothing(quantizer, side):
     segment.append(ALL, window.view(ALL)[:, :, :32])
     before = [buffer.clone() for buffer in segment.words + segment.params]
     window.buffer.fill_(float("nan"))
-    pack.warm(segment, window.buffer[:, :, :1])
+    pack.warm_packing(segment, window.buffer[:, :, :1])
     assert segment.lengths == [32]
     assert all(torch.equal(a, b) for a, b in zip(before, segment.words + segment.params, strict=True))
     watch.check()
@@ -159,7 +159,7 @@ def test_nothing_is_packed_when_the_block_fails(launches):
     """And what comes after is packed at once again."""
     watch, packs = Watch(torch.device("cpu")), Deferred()
     of_layers = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch, packs)
-    with pytest.raises(RuntimeError), pack_together.together(packs):
+    with pytest.raises(RuntimeError), pack_together.packing_together(packs):
         of_layers[0][1].append(ALL, of_layers[0][0].view(ALL)[:, :, :1])
         raise RuntimeError
     assert launches == []
@@ -190,7 +190,7 @@ def test_deferring_in_one_cache_defers_nothing_in_another(launches):
     quantizer = AffineQuantizer(4, None, "token")
     one = layers(quantizer, "value", torch.float16, watch, packs)
     other = layers(quantizer, "value", torch.float16, Watch(torch.device("cpu")), Deferred())
-    with pack_together.together(packs):
+    with pack_together.packing_together(packs):
         for window, segment in one + other:
             segment.append(ALL, window.view(ALL)[:, :, :2])
         assert not one[0][1].words[0].any() and other[0][1].words[0].any()

@@ -52,11 +52,11 @@ def test_the_token_of_a_captured_step_is_packed_at_places_on_the_device(key, val
     for segment in computed:
         segment.append(ALL, x[:, :, :29])
         segment.advance()
-    engine.quantize(*computed, x[:, :, 29:], x[:, :, 29:], torch.full((2, 2), 29, dtype=torch.int32))
+    engine.pack_engine_tokens(*computed, x[:, :, 29:], x[:, :, 29:], torch.full((2, 2), 29, dtype=torch.int32))
     for done, alike in zip(computed, wanted, strict=True):
         same(done, alike)
-    assert engine.refuses(*computed) is None
-    assert "SketchQuantizer" in engine.refuses(new(SketchQuantizer(3), "key", x), computed[1])
+    assert engine.engine_refusal(*computed) is None
+    assert "SketchQuantizer" in engine.engine_refusal(new(SketchQuantizer(3), "key", x), computed[1])
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -68,7 +68,7 @@ def test_minima_beyond_the_range_of_fp16_are_its_largest_number(sign):
 def test_the_kernel_of_levels_gets_the_borders_between_levels_and_the_levels():
     """A table of 2 ** bits - 1 borders, then 2 ** bits levels; codes of 3 bits are packed in pairs of word rows."""
     for bits in (3, 4):
-        form, table = engine.form(LevelQuantizer(bits), 64), LevelQuantizer(bits).table(64)
+        form, table = engine.kernel_form(LevelQuantizer(bits), 64), LevelQuantizer(bits).table(64)
         count = 2**bits
         assert len(form.table) == 2 * count - 1 and form.table[count - 1 :] == tuple(table.sort().values.tolist())
         assert form.table[: count - 1] == pytest.approx(
@@ -76,4 +76,4 @@ def test_the_kernel_of_levels_gets_the_borders_between_levels_and_the_levels():
         )
         assert (form.rows, form.parts) == ((2, 8) if bits == 3 else (8, 4))
     assert engine.rule(LevelQuantizer(3, "write")) == "levels_write" and engine.rule(LevelQuantizer(3)) == "levels"
-    assert engine.rule(TruncatingQuantizer(4)) == "grid" and engine.form(TruncatingQuantizer(4), 64).table == ()
+    assert engine.rule(TruncatingQuantizer(4)) == "grid" and engine.kernel_form(TruncatingQuantizer(4), 64).table == ()

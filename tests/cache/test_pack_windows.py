@@ -155,19 +155,19 @@ def test_a_value_that_is_not_finite_is_named_by_its_place(bad, dtype, token):
 
 def test_layers_are_packed_in_one_launch(monkeypatch):
     """The same bits as one by one; warming up packs nothing."""
-    launches, plain = [], pack_together.run
-    monkeypatch.setattr(pack_together, "run", lambda group: (launches.append(len(group)), plain(group)))
+    launches, plain = [], pack_together.pack_alike
+    monkeypatch.setattr(pack_together, "pack_alike", lambda group: (launches.append(len(group)), plain(group)))
     quantizer, watch, packs = WindowedQuantizer(2, 42, 64), Watch(torch.device("cpu")), Deferred()
     alone, joint = ([new(quantizer, tokens(1, 16, torch.bfloat16, batch=2)) for _ in range(2)] for _ in range(2))
     for n, segment in enumerate(joint):
         segment.watch = (watch, watch.tag(lambda place, n=n: f"layer {n}: {place}"))
         segment.packs = packs
-    pack.warm(joint[0], tokens(1, 16, torch.bfloat16, batch=2))
+    pack.warm_packing(joint[0], tokens(1, 16, torch.bfloat16, batch=2))
     same(joint[0], alone[0])
     assert launches == [1]
     for step in range(4):
         exact = [tokens(84, 16, torch.bfloat16, 2 * step + n, batch=2) for n in range(2)]
-        with pack_together.together(packs):
+        with pack_together.packing_together(packs):
             for x, segment in zip(exact, joint, strict=True):
                 segment.append(ALL, x[:, :, 1::2])
         for x, segment in zip(exact, alone, strict=True):

@@ -15,7 +15,7 @@ from kvbench.cache.kernels import append as appending  # noqa: E402
 from kvbench.cache.kernels import at_once, evict, roll_together, thin_together  # noqa: E402
 from kvbench.cache.kernels.forms import Form  # noqa: E402
 from kvbench.cache.kernels.pack import served  # noqa: E402
-from kvbench.cache.kernels.reads import HEAD, Reads, Rows, refusal  # noqa: E402
+from kvbench.cache.kernels.reads import HEAD, Reads, Rows, format_refusal  # noqa: E402
 from kvbench.cache.segments.base import FullSegment  # noqa: E402
 from kvbench.cache.segments.codebook import NuqFormat, NuqSegment  # noqa: E402
 from kvbench.cache.segments.rolling import RollingSegment  # noqa: E402
@@ -57,7 +57,7 @@ def test_a_format_is_read_if_one_row_has_all_of_it():
         (("w", 2, "channel", 21, 64), "windows of 0 tokens"),
         (("a", 4, "token", 16, 64, "fp16", 42), "windows of 42 tokens"),
     ):
-        assert refusal(rows, *asked) == reason
+        assert format_refusal(rows, *asked) == reason
 
 
 class Other(AffineQuantizer):
@@ -134,14 +134,14 @@ def test_the_kernel_of_codebooks_in_captured_steps(bits, heads, channels, dtype,
             bits, torch.linspace(-1, 1, 2**bits), thresholds=bounds if side == "key" else None, outliers=0.0
         )
         made.append(NuqSegment(1, heads, channels, dtype, "cpu", form=form, side=side))
-    assert at_once.refuses(tuple(made)) == reason
+    assert at_once.packing_refusal(tuple(made)) == reason
 
 
 def test_the_kernel_of_formats_of_engines_in_captured_steps():
     x = tokens(1, 64, torch.float16)
     known, unknown = new(TruncatingQuantizer(4), "value", x), new(TruncatingQuantizer(5), "value", x)
-    assert at_once.refuses((known, known)) is None
-    assert at_once.refuses((known, unknown)).endswith("TruncatingQuantizer(bits=5) on the device: 5-bit codes")
+    assert at_once.packing_refusal((known, known)) is None
+    assert at_once.packing_refusal((known, unknown)).endswith("TruncatingQuantizer(bits=5) on the device: 5-bit codes")
 
 
 @pytest.mark.parametrize(("dtype", "copied"), [(torch.bfloat16, True), (torch.float32, True), (torch.float64, False)])
@@ -165,7 +165,7 @@ def test_copies_of_tokens_in_a_dtype_that_kernels_do_not_know(dtype, copied, mon
 
     onto = SimpleNamespace(is_cuda=True)  # a segment of a GPU, of which no attention is pending
     tail = SimpleNamespace(buffer=onto, dtype=dtype, by_torch=set(), lengths=[1], pending=[[]])
-    assert not evict.served(tail, tail, ALL)
+    assert not evict.can_drop_lowest(tail, tail, ALL)
     assert tail.by_torch == (set() if copied else {"eviction by torch (tokens in float64)"})
 
     buffers = torch.zeros(1, 1, 9, 24).bfloat16(), torch.zeros(1, 1, 9, 24, dtype=dtype)

@@ -105,10 +105,10 @@ def test_warming_up_moves_nothing(launches):
     for store in watched.cache.layers[0].stores():
         before = store.tail.buffer.clone()
         launches.clear()
-        roll_together.warm(store.tail)
+        roll_together.warm_rolling(store.tail)
         assert launches == ["write_sinks", "move_to_front"]
         assert torch.equal(store.tail.buffer.view(torch.int16), before.view(torch.int16))
     watched.check()
     launches.clear()
-    roll_together.warm(Watched([30], layers=1, budget=24, sinks=0).cache.layers[0].stores()[0].tail)
+    roll_together.warm_rolling(Watched([30], layers=1, budget=24, sinks=0).cache.layers[0].stores()[0].tail)
     assert launches == []  # without sinks, no kernel is needed

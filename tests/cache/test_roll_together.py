@@ -162,7 +162,7 @@ def test_moves_of_a_segment_are_joined():
     """Of rows that roll one after the other; in their order."""
     one, two = Watched([30, 25], budget=24).cache.layers[0].stores()
     first, second = Move(0, 1, 5, 6, 7), Move(1, 2, 0, 1, 2)
-    joined = roll_together.joined([(one.tail, (first,)), (two.tail, (first,)), (one.tail, (second,))])
+    joined = roll_together.moves_by_segment([(one.tail, (first,)), (two.tail, (first,)), (one.tail, (second,))])
     assert [moves for _, moves in joined.values()] == [(first, second), (first,)]
 
 
@@ -238,16 +238,16 @@ def test_warming_up_launches_for_no_rows_and_only_where_a_kernel_will_roll(monke
         return SimpleNamespace(**{"sinks": 4, "buffer": buffer, "originals": None, **changes})
 
     for asleep in (segment(sinks=0), segment(buffer=torch.zeros(1, 1, 1, 1).double())):
-        roll_together.warm(asleep)
+        roll_together.warm_rolling(asleep)
     assert not done
     plain, turned = segment(), segment(originals=object())
-    roll_together.warm(plain)
-    roll_together.warm(turned)
+    roll_together.warm_rolling(plain)
+    roll_together.warm_rolling(turned)
     assert [given[0] for given in done] == [[plain], [turned]] and done[0][2] is None
     assert done[1][2] == ("turned", [turned], done[1][1])
     assert all(move.first == move.last for given in done for move in given[1])  # no rows
     assert all((move.back > 0) for given in done for move in given[1])  # both kernels
     monkeypatch.setattr(roll_together, "INTERPRET", False)
     monkeypatch.setattr(roll_together, "compiled", lambda device: False)
-    roll_together.warm(plain)
+    roll_together.warm_rolling(plain)
     assert len(done) == 2

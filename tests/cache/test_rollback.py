@@ -84,7 +84,7 @@ class Text:
         if layer.sealed:
             layer.append(keys, values)
             layer.settle(forget=False) if self.method.eager else None
-            return reference.attend(MODULE, layer, queries, self.mask(len(numbers)), 0.1)
+            return reference.attend_reference(MODULE, layer, queries, self.mask(len(numbers)), 0.1)
         layer.progress.see(None, 1, len(numbers))
         if self.method.quantized_prefill:
             layer.place_chunk(keys, values)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvbench.cache.segments import interface
-from kvbench.cache.segments.base import FullSegment, same, uniform_rows
+from kvbench.cache.segments.base import FullSegment, all_equal, uniform_rows
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.cache.segments.rolling import RollingSegment
 from kvbench.cache.segments.scored import ScoredSegment
@@ -150,7 +150,7 @@ def test_uniform_rows():
     assert list(uniform_rows([1, 2, 2])) == [slice(0, 1), slice(1, 3)]
     assert list(uniform_rows([1, 2, 2, 1])) == [slice(0, 1), slice(1, 3), slice(3, 4)]
     assert list(uniform_rows([])) == []
-    assert same([]) and same([3, 3]) and not same([3, 3, 4])
+    assert all_equal([]) and all_equal([3, 3]) and not all_equal([3, 3, 4])
 
 
 def test_a_buffer_grows_by_half_of_what_it_needs_or_by_its_slack():

@@ -116,7 +116,7 @@ def test_a_shared_prefill_copies_the_states(model):
     methods = [load_method("fp16"), load_method("kivi", quantizer="int4", residual=32)]
     alone = [generate(model, m.new_cache(model, prompts), ids, mask, max_new_tokens=6).tokens for m in methods]
     caches = [method.new_cache(model, prompts) for method in methods]
-    prompt = shared_prefill.read(model, caches, prompts, ids, mask)
+    prompt = shared_prefill.read_prompts(model, caches, prompts, ids, mask)
     for cache, tokens in zip(caches, alone, strict=True):
         assert generate(model, cache, ids, mask, max_new_tokens=6, prompt=prompt).tokens == tokens
         prompt.forget(cache)

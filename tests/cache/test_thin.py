@@ -24,7 +24,7 @@ def test_every_second_of_the_oldest_tokens_goes(monkeypatch, count, length, chan
     for interpreted in (True, False):
         buffers = [buffer.clone() for buffer in made]
         monkeypatch.setattr(thin_together, "INTERPRET", interpreted)
-        thin_together.run([Thin(buffer, (1, 3), 5, length, count) for buffer in buffers])
+        thin_together.thin_windows([Thin(buffer, (1, 3), 5, length, count) for buffer in buffers])
         for buffer, other in zip(buffers, wanted, strict=True):
             other[1:3, :, 5 + len(stay) : 5 + length] = buffer[1:3, :, 5 + len(stay) : 5 + length]  # dropped: any
             assert torch.equal(buffer, other)
@@ -33,8 +33,8 @@ def test_every_second_of_the_oldest_tokens_goes(monkeypatch, count, length, chan
 def test_what_goes_is_packed_before_and_what_remains_afterwards(monkeypatch):
     """Two flushes of two windows: each kind of job of both in one launch, in the order of the windows' own jobs."""
     ran = []
-    monkeypatch.setattr(pack_together, "run", lambda group: ran.append([job.segment for job in group]))
-    monkeypatch.setattr(thin_together, "run", lambda group: ran.append([job.length for job in group]))
+    monkeypatch.setattr(pack_together, "pack_alike", lambda group: ran.append([job.segment for job in group]))
+    monkeypatch.setattr(thin_together, "thin_windows", lambda group: ran.append([job.length for job in group]))
     monkeypatch.setattr(pack_together.Job, "signature", lambda job: job.start)
     buffers = [torch.zeros(1, 1, 40, 8) for _ in range(2)]
     jobs = []
@@ -42,5 +42,5 @@ def test_what_goes_is_packed_before_and_what_remains_afterwards(monkeypatch):
         for start, length in ((0, 36), (12, 24)):
             jobs.append(pack_together.Job(f"{name}{start}", None, 0, buffer[:, :, 1:24:2], start))
             jobs.append(Thin(buffer, (0, 1), 0, length, 12))
-    pack_together.launch(jobs)
+    pack_together.carry_out_jobs(jobs)
     assert ran == [["a0", "b0"], [36, 36], ["a12", "b12"], [24, 24]]

@@ -119,7 +119,7 @@ def test_the_bundled_files_are_tinys_and_are_found(tmp_path, monkeypatch):
     from kvbench.models.spec import local_folder
 
     folder = local_folder("kvbench:tiny")
-    computed = list(file.in_folders([folder / "calibration"]))
+    computed = list(file.calibrations_in([folder / "calibration"]))
     assert sorted(made.outliers for made in computed) == [0.0, 0.01]
     assert all(made.bits == (2, 3, 4) and made.shape == (8, 2, 64) for made in computed)
     monkeypatch.chdir(tmp_path)
@@ -152,7 +152,7 @@ def test_the_command_writes_a_file_that_the_method_takes(tmp_path, monkeypatch, 
     ]
     assert command.main([*arguments, "--outliers", "0.05", "--dtype", "float32"]) == 0
     assert "2 bits, 5% outliers, 8 layers of 2 x 64, from 128 tokens" in capsys.readouterr().out
-    loaded = file.load(Path("results/calibration/tiny-5pct.safetensors"))
+    loaded = file.load_calibration(Path("results/calibration/tiny-5pct.safetensors"))
     assert loaded.info["model"] == "tiny" and loaded.info["fisher"] == "false" and len(loaded.info["text_sha256"]) == 64
     method = load_method("kvquant", bits=2, outliers=0.05)
     method.prepare(command.model_config("tiny", None, None, False))
@@ -160,12 +160,12 @@ def test_the_command_writes_a_file_that_the_method_takes(tmp_path, monkeypatch, 
 
 def test_texts_that_need_no_file_leave_the_measured_ones_out():
     from kvbench.tasks.mini import Mini
-    from kvbench.tasks.mini.text import documents
+    from kvbench.tasks.mini.text import library_documents
 
-    generated, sources = command.documents("mini"), command.documents("python")
-    assert generated == command.documents("mini") and min(map(len, generated)) > 1000
+    generated, sources = command.text_documents("mini"), command.text_documents("python")
+    assert generated == command.text_documents("mini") and min(map(len, generated)) > 1000
     assert Mini(tasks="needle").sample("needle", 2048, 0).prompt not in "".join(generated)
-    measured = {document.text for document in documents()}
+    measured = {document.text for document in library_documents()}
     assert len(sources) > 50 and not measured & set(sources)
 
 
@@ -193,10 +193,10 @@ def test_a_text_that_is_too_short_and_widths_that_are_none():
         DataError,
         match=r"has 100 tokens; 2 sequences of 64 tokens need 128\.\n  hint: provide more text, or use --sequences 1$",
     ):
-        library.cut(range(100), 2, 64)
+        library.cut_sequences(range(100), 2, 64)
     with pytest.raises(DataError, match="--sequences 1 --length 100"):
-        library.cut(range(100), 2, 128)
-    pieces = library.cut(range(200), 3, 64)
+        library.cut_sequences(range(100), 2, 128)
+    pieces = library.cut_sequences(range(200), 3, 64)
     assert pieces.shape == (3, 64) and pieces.flatten().unique().numel() == 192 and int(pieces[-1, -1]) == 199
     with pytest.raises(ConfigError, match="--bits=5"):
         library.calibrate(zoo.model("llama"), pieces, name="m", bits=(5,))

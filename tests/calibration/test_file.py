@@ -36,7 +36,7 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "toy.safetensors"
     file.save(made(), path)
     assert os.listdir(path.parent) == ["toy.safetensors"]  # nothing partial beside it
-    read = file.load(path)
+    read = file.load_calibration(path)
     assert read.path == path and (read.bits, read.outliers, read.shape) == ((2,), 0.01, (1, 1, 2))
     assert read.thresholds(0).tolist() == [[1.0, 2.0], [-1.0, -2.0]]
     assert read.levels(0, "key", 2).tolist() == [0, 1, 2, 3] and read.levels(0, "value", 2)[0] == 10
@@ -49,16 +49,16 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
             for what in ("levels", "norm")
         },
     }
-    assert file.load(path) is read  # an unchanged file is read once
+    assert file.load_calibration(path) is read  # an unchanged file is read once
     file.save(made(model="other"), path)
-    assert file.load(path).info["model"] == "other"
+    assert file.load_calibration(path).info["model"] == "other"
 
 
 def test_what_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"method\.calibration=.*none\.safetensors: does not exist(?s:.*)kvbench\.calibrate"
     ):
-        file.load(tmp_path / "none.safetensors")
+        file.load_calibration(tmp_path / "none.safetensors")
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"--out=.*: cannot be written"):
         file.save(made(), tmp_path / "file" / "x.safetensors")
@@ -67,7 +67,7 @@ def test_what_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
         path = tmp_path / f"{len(os.listdir(tmp_path))}.safetensors"
         save_file(dict(made().tensors), path, kept)
         with pytest.raises(ConfigError, match=message):
-            file.load(path)
+            file.load_calibration(path)
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_tensors_that_no_calibration_makes_are_refused_by_name(tmp_path: Path, n
     path = tmp_path / "toy.safetensors"
     save_file({**good.tensors, key: change(good.tensors[key]).contiguous()}, path, dict(good.info))
     with pytest.raises(ConfigError, match=f"is damaged: .*{message}(?s:.*)kvbench.calibrate --model toy"):
-        file.load(path)
+        file.load_calibration(path)
 
 
 def test_a_level_that_is_repeated_for_want_of_others_is_read(tmp_path: Path) -> None:
     good = made()
     repeated = {"layers.0.key.levels.2": torch.tensor([-0.5, 0.0, 0.5, 0.5])}
     file.save(replace(good, tensors={**good.tensors, **repeated}), tmp_path / "a.safetensors")
-    assert file.load(tmp_path / "a.safetensors").levels(0, "key", 2)[-1] == 0.5
+    assert file.load_calibration(tmp_path / "a.safetensors").levels(0, "key", 2)[-1] == 0.5
 
 
 def test_others_may_read_a_file_as_they_may_any_new_one(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_files_of_folders_come_by_name_and_hints_can_be_typed(tmp_path: Path, mo
     (tmp_path / "b" / "x.txt").write_text("no calibration")
     listed = Path.glob  # file systems list their files in any order
     monkeypatch.setattr(Path, "glob", lambda self, pattern: sorted(listed(self, pattern), reverse=True))
-    computed = file.in_folders([tmp_path / "b", tmp_path / "none", tmp_path / "a"])
+    computed = file.calibrations_in([tmp_path / "b", tmp_path / "none", tmp_path / "a"])
     assert [each.info["model"] for each in computed] == ["a", "z", "m"]
     assert (
         file.command("toy", 3, 0.01) == "python -m kvbench.calibrate --model toy --text FILE --bits 3 --outliers 0.01"
@@ -206,16 +206,16 @@ def test_settings_that_cannot_be_are_refused(settings: Any, message: str, monkey
 
 
 def test_sequences_are_spread_over_the_text() -> None:
-    assert library.cut(range(100), 3, 20).tolist() == [[*range(20)], [*range(40, 60)], [*range(80, 100)]]
-    assert library.cut(range(100), 1, 20)[0, 0] == 0 and library.cut(range(60), 3, 20).flatten().tolist() == [
-        *range(60)
-    ]
+    assert library.cut_sequences(range(100), 3, 20).tolist() == [[*range(20)], [*range(40, 60)], [*range(80, 100)]]
+    assert library.cut_sequences(range(100), 1, 20)[0, 0] == 0 and library.cut_sequences(
+        range(60), 3, 20
+    ).flatten().tolist() == [*range(60)]
     with pytest.raises(
         library.DataError,
         match=r"^a book has 59 tokens; 3 sequences of 20 tokens need 60\.\n  hint: "
         r"provide more text, or use --sequences 2$",
     ):
-        library.cut(range(59), 3, 20, "a book")
+        library.cut_sequences(range(59), 3, 20, "a book")
 
 
 def test_a_histogram_has_all_values_in_their_bins() -> None:

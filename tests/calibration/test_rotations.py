@@ -73,7 +73,7 @@ def test_rotations_are_those_of_all_tokens_at_once(per_head, tmp_path):
         torch.testing.assert_close(rotation.mT @ rotation, identity, rtol=0, atol=1e-6)
     path = tmp_path / "m.safetensors"
     stored.save(result, path)
-    again = stored.load(path, Rotations)
+    again = stored.load_stored(path, Rotations)
     assert (again.per_head, again.shape, again.info["first_tokens"]) == (per_head, (2, 2, 64), "8")
     assert torch.equal(again.rotation(0, "key"), result.rotation(0, "key"))
     again.check_model(model)
@@ -94,8 +94,8 @@ def test_files_that_cannot_be_used_name_the_remedy(tmp_path):
         path.unlink(missing_ok=True)
         save_file(dict(result.tensors), path, {**result.info, **change})
         with pytest.raises(ConfigError, match=message):
-            stored.load(path, Rotations)
-        assert not list(stored.in_folders([tmp_path], Rotations))
+            stored.load_stored(path, Rotations)
+        assert not list(stored.calibrations_of_kind([tmp_path], Rotations))
     for change, message in (
         (lambda t: 2 * t, r"key\.1 is not a rotation: R R\^T is 3 from the identity"),
         (lambda t: 0 * t, r"key\.1 is not a rotation"),
@@ -104,15 +104,15 @@ def test_files_that_cannot_be_used_name_the_remedy(tmp_path):
         path.unlink()
         save_file({**result.tensors, "key.1": change(result.tensors["key.1"])}, path, dict(result.info))
         with pytest.raises(ConfigError, match=message):
-            stored.load(path, Rotations)
+            stored.load_stored(path, Rotations)
     path.write_bytes(b"no safetensors")
     with pytest.raises(
         ConfigError,
         match=r"is not a safetensors file, or is damaged(?s:.*)calibrate method=oscar",
     ):
-        stored.load(path, Rotations)
+        stored.load_stored(path, Rotations)
     with pytest.raises(ConfigError, match=r"does not exist(?s:.*)kvbench\.calibrate method=oscar"):
-        stored.load(Path("none.safetensors"), Rotations)
+        stored.load_stored(Path("none.safetensors"), Rotations)
     assert Rotations.command("tiny-random").endswith("--model tiny --random --text FILE")
     assert Rotations.command("tiny") == "python -m kvbench.calibrate method=oscar --model tiny --text FILE"
 

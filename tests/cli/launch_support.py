@@ -138,7 +138,7 @@ def runs(folder: Path) -> dict[str, dict[str, Any]]:
     """Return what a repetition must reproduce of each run: samples, scores and bytes; none may occur twice."""
     content = {}
     for path in sorted(folder.glob("results/runs/*")):
-        stored = samples.read(path / "samples.jsonl")
+        stored = samples.read_samples(path / "samples.jsonl")
         assert not stored.damaged and not stored.torn
         assert len(stored.rows) == (path / "samples.jsonl").read_bytes().count(b"\n"), "a sample was made twice"
         metrics = json.loads((path / "metrics.json").read_text())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.cli.arguments import INFO, Arguments, parse
+from kvbench.cli.arguments import INFO, Arguments, parse_arguments
 from kvbench.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ from kvbench.errors import ConfigError
     ],
 )
 def test_options_are_read_wherever_they_stand(line: str, expected: dict) -> None:
-    assert parse(line.split()) == Arguments(**expected)
+    assert parse_arguments(line.split()) == Arguments(**expected)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_options_are_read_wherever_they_stand(line: str, expected: dict) -> None
 )
 def test_wrong_options_are_refused_with_what_to_type(line: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:
-        parse(line.split())
+        parse_arguments(line.split())
     assert said in str(error.value)
 
 

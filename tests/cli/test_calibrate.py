@@ -42,7 +42,7 @@ from kvbench.models import load
 def test_wrong_arguments_are_refused(words, said, capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(load, "load", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(load, "load_model", lambda *_: pytest.fail("the model was loaded"))
     given = dict(zip(words[::2], words[1::2], strict=True))
     arguments = {"--model": "tiny", "--text": "mini", **given}
     assert command.main([word for pair in arguments.items() for word in pair]) in (1, 2)
@@ -69,8 +69,10 @@ def calls(monkeypatch, tmp_path) -> list[Any]:
         info = {"bits": "2,3", "tokens": "6"}
         return SimpleNamespace(shape=(2, 4, 8), info=info, outliers=named["outliers"])
 
-    monkeypatch.setattr(load, "load", lambda model, runtime: record.append(("load", model, runtime.device)) or loaded)
-    monkeypatch.setattr(calibration, "cut", cut)
+    monkeypatch.setattr(
+        load, "load_model", lambda model, runtime: record.append(("load", model, runtime.device)) or loaded
+    )
+    monkeypatch.setattr(calibration, "cut_sequences", cut)
     monkeypatch.setattr(calibration, "calibrate", calibrate)
     monkeypatch.setattr(file, "save", lambda made, out: record.append(("save", out)))
     return record
@@ -113,14 +115,14 @@ def test_failures_have_their_exit_status(calls, monkeypatch, capsys) -> None:
     def refuse(*_: Any) -> Any:
         raise ModelError("not here")
 
-    monkeypatch.setattr(load, "load", refuse)
+    monkeypatch.setattr(load, "load_model", refuse)
     assert command.main(["--model", "tiny", "--text", "a.txt"]) == ModelError("").exit_code
     assert "error: not here" in capsys.readouterr().err
 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(load, "load", interrupted)
+    monkeypatch.setattr(load, "load_model", interrupted)
     assert command.main(["--model", "tiny", "--text", "a.txt"]) == 130
 
 
@@ -135,7 +137,7 @@ def test_generated_texts_are_those_of_no_evaluation(monkeypatch, tmp_path) -> No
     (tmp_path / "other.txt").write_text("c")
     (tmp_path / sorted(text.EXCLUDED)[0]).write_text("held out")
     assert command.python() == ["a\ufffd", "b"]
-    assert command.documents("python") == ["a\ufffd", "b"]
+    assert command.text_documents("python") == ["a\ufffd", "b"]
     for path in tmp_path.glob("*.py"):
         path.unlink()
     with pytest.raises(KvbenchError, match="contains no Python sources"):
@@ -145,7 +147,7 @@ def test_generated_texts_are_those_of_no_evaluation(monkeypatch, tmp_path) -> No
 def test_a_file_goes_before_a_generated_text_of_its_name(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mini").write_text("my own")
-    assert command.documents("mini") == ["my own"]
+    assert command.text_documents("mini") == ["my own"]
 
 
 def test_the_last_pass_ends_the_line(capsys) -> None:

@@ -14,7 +14,9 @@ from kvbench.util.schema import MOST_ROWS, MOST_TOKENS
 
 
 def asked(*texts: str) -> Any:
-    return calibrate_options.parser("words").parse_args(["--model", "tiny", "--text", "mini", "python", *texts])
+    return calibrate_options.calibrate_parser("words").parse_args(
+        ["--model", "tiny", "--text", "mini", "python", *texts]
+    )
 
 
 def test_what_is_not_said_has_its_default() -> None:
@@ -41,14 +43,14 @@ def test_what_is_not_said_has_its_default() -> None:
     )
     assert (given.random, given.fisher, given.per_head, given.outliers) == (True, False, True, 0.5)
     assert (given.dtype, given.first_tokens, asked("--fisher").fisher) == ("float16", 3, True)
-    parsed = calibrate_options.parser(None).parse_args(["method=oscar", "--model", "a", "--text", "b"])
+    parsed = calibrate_options.calibrate_parser(None).parse_args(["method=oscar", "--model", "a", "--text", "b"])
     assert (parsed.method, parsed.text) == ("method=oscar", ["b"])
     for wrong in (["--fisher", "--no-fisher"], ["--dtype", "int8"], ["--sequences", "1.5"]):
         with pytest.raises(SystemExit):
             asked(*wrong)
     for wrong in ([], ["--model", "a"], ["--text", "b"], ["method=kivi", "--model", "a", "--text", "b"]):
         with pytest.raises(SystemExit):
-            calibrate_options.parser(None).parse_args(wrong)
+            calibrate_options.calibrate_parser(None).parse_args(wrong)
 
 
 @pytest.mark.parametrize(
@@ -60,19 +62,19 @@ def test_numbers_have_limits(option: str, least: int, most: int) -> None:
     for value in (least, most):
         given = asked()
         setattr(given, option, value)
-        calibrate_options.check(given)
+        calibrate_options.check_arguments(given)
     for value in (least - 1, most + 1):
         given = asked()
         setattr(given, option, value)
         with pytest.raises(ConfigError) as caught:
-            calibrate_options.check(given)
+            calibrate_options.check_arguments(given)
         assert (caught.value.key, caught.value.value) == (f"--{option.replace('_', '-')}", value)
         assert f"{least} to {most}" in str(caught.value)
 
 
 @pytest.mark.parametrize("share", ["0", "0.5"])
 def test_shares_of_outliers(share: str) -> None:
-    calibrate_options.check(asked("--outliers", share))
+    calibrate_options.check_arguments(asked("--outliers", share))
 
 
 @pytest.mark.parametrize(
@@ -88,27 +90,27 @@ def test_shares_of_outliers(share: str) -> None:
 )
 def test_values_that_are_none_are_refused(option: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"--{option}"):
-        calibrate_options.check(asked(f"--{option}={value}"))
+        calibrate_options.check_arguments(asked(f"--{option}={value}"))
 
 
 def test_a_gpu_must_be_there_to_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(calibrate_options, "has_gpu", lambda: False)
     for device in ("auto", "cpu", "mps"):
-        calibrate_options.check(asked("--device", device))
+        calibrate_options.check_arguments(asked("--device", device))
     for device in ("cuda", "cuda:1"):
         with pytest.raises(ConfigError, match=f"--device={device}: no GPU is visible"):
-            calibrate_options.check(asked("--device", device))
+            calibrate_options.check_arguments(asked("--device", device))
     monkeypatch.setattr(calibrate_options, "has_gpu", lambda: True)
-    calibrate_options.check(asked("--device", "cuda:1", "--out", str(tmp_path / "a.safetensors")))
+    calibrate_options.check_arguments(asked("--device", "cuda:1", "--out", str(tmp_path / "a.safetensors")))
     for out in (str(tmp_path), "..", "a/.."):
         with pytest.raises(ConfigError, match="--out"):
-            calibrate_options.check(asked("--out", out))
+            calibrate_options.check_arguments(asked("--out", out))
     for key in ("text", "path"):
         given = asked()
         setattr(given, key, [str(tmp_path / "a"), ""] if key == "text" else None)
         if key == "text":
             with pytest.raises(ConfigError, match="--text='': must name a file or folder"):
-                calibrate_options.check(given)
+                calibrate_options.check_arguments(given)
 
 
 @pytest.mark.parametrize(
@@ -178,13 +180,15 @@ def calibrated(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         return make
 
     chosen = SimpleNamespace(calibrated_as="o/tiny")
-    monkeypatch.setattr(calibrate, "check", lambda arguments: None)
+    monkeypatch.setattr(calibrate, "check_arguments", lambda arguments: None)
     monkeypatch.setattr(calibrate, "model_config", lambda *given: seen.__setattr__("model", given) or chosen)
-    monkeypatch.setattr(calibrate, "documents", lambda name: [name, "xy"])
+    monkeypatch.setattr(calibrate, "text_documents", lambda name: [name, "xy"])
     monkeypatch.setattr(
-        load, "load", lambda model, runtime: SimpleNamespace(model=runtime.device, max_length=64, tokenizer=tokenizer)
+        load,
+        "load_model",
+        lambda model, runtime: SimpleNamespace(model=runtime.device, max_length=64, tokenizer=tokenizer),
     )
-    monkeypatch.setattr(passes, "cut", cut)
+    monkeypatch.setattr(passes, "cut_sequences", cut)
     monkeypatch.setattr(passes, "calibrate", making("calibrate"))
     monkeypatch.setattr(rotate, "rotations", making("rotations"))
     monkeypatch.setattr(file, "save", lambda calibration, path: seen.saved.append((calibration is made, str(path))))
@@ -193,12 +197,12 @@ def calibrated(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_texts_share_the_sequences_and_the_first_have_one_more(calibrated: SimpleNamespace) -> None:
     given = asked("--sequences", "5", "--device", "cpu", "--random", "--path", "p", "--dtype", "float32")
-    said = calibrate.run(given)
+    said = calibrate.run_calibration(given)
     assert calibrated.cut == [([4, 2], 3, 64, "mini"), ([6, 2], 2, 64, "python")]
     assert calibrated.model == ("tiny", "p", "float32", True)
     ((kind, device, shape, options),) = calibrated.made
     assert (kind, device, shape) == ("calibrate", "cpu", (5, 64))
-    digest = calibrate._digest([["mini", "xy"], ["python", "xy"]])
+    digest = calibrate._digest_of_texts([["mini", "xy"], ["python", "xy"]])
     assert options == {
         "name": "o/tiny",
         "bits": (2, 3, 4),
@@ -215,11 +219,13 @@ def test_texts_share_the_sequences_and_the_first_have_one_more(calibrated: Simpl
 
 def test_what_is_asked_for_is_handed_on(calibrated: SimpleNamespace) -> None:
     more = ["--length", "32", "--first-tokens", "2", "--out", "mine.safetensors"]
-    calibrate.run(asked("--bits", "4", "--outliers", "0", "--no-fisher", *more))
-    given = calibrate_options.parser(None).parse_args(["method=oscar", "--model", "a", "--text", "mini", "--per-head"])
-    assert "rotations, shared" in calibrate.run(given)
+    calibrate.run_calibration(asked("--bits", "4", "--outliers", "0", "--no-fisher", *more))
+    given = calibrate_options.calibrate_parser(None).parse_args(
+        ["method=oscar", "--model", "a", "--text", "mini", "--per-head"]
+    )
+    assert "rotations, shared" in calibrate.run_calibration(given)
     given.per_head = None
-    calibrate.run(given)
+    calibrate.run_calibration(given)
     (_, _, shape, one), (kind, _, _, two), (_, _, _, three) = calibrated.made
     assert shape == (16, 32) and (one["bits"], one["outliers"], one["fisher"]) == ((4,), 0.0, False)
     assert one["first_tokens"] == 2 and kind == "rotations"
@@ -246,7 +252,7 @@ def test_an_interruption_and_an_error_have_their_status(
             raise ends["cause"]
         return "done"
 
-    monkeypatch.setattr(calibrate, "run", run)
+    monkeypatch.setattr(calibrate, "run_calibration", run)
     words = ["--model", "tiny", "--text", "mini"]
     assert calibrate.main(words) == 0 and capsys.readouterr().out == "done\n"
     ends["cause"] = ConfigError("--bits", "7", "is wrong")
@@ -258,11 +264,11 @@ def test_an_interruption_and_an_error_have_their_status(
 def test_texts_are_files_or_generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(calibrate.GENERATED, "mini", lambda: ["generated"])
-    assert calibrate.documents("mini") == ["generated"]
+    assert calibrate.text_documents("mini") == ["generated"]
     Path("mini").write_text("a file of this name")
-    assert calibrate.documents("mini") == ["a file of this name"]
+    assert calibrate.text_documents("mini") == ["a file of this name"]
     with pytest.raises(DataError, match=r"--text none does not exist\.\n  hint: .*--text mini python"):
-        calibrate.documents("none")
+        calibrate.text_documents("none")
     paths = {"stdlib": str(tmp_path)}
     monkeypatch.setattr(calibrate.sysconfig, "get_paths", lambda: paths)
     with pytest.raises(DataError, match="contains no Python sources"):

@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvbench.cli.choice import NOT_OPTIONS, WHOLE, WIDTH, choice, choice_help, decoding, plain
+from kvbench.cli.choice import NOT_OPTIONS, WHOLE, WIDTH, choice, choice_help, decoding, plain_docstring
 from kvbench.cli.main import main
 from kvbench.errors import ConfigError
-from kvbench.util.confdir import groups, options
+from kvbench.util.confdir import config_groups, group_options
 
 
-@pytest.mark.parametrize("group", groups())
+@pytest.mark.parametrize("group", config_groups())
 def test_every_key_of_every_choice_is_explained(group: str) -> None:
-    for name in options(group):
+    for name in group_options(group):
         for option in choice(group, name).options:
             assert option.meaning or option.comment, f"{group}={name}: {option.key} has no comment and no docstring"
             assert option.type or group in WHOLE, f"{group}={name}: {option.key} has no type"
 
 
-@pytest.mark.parametrize("group", groups())
+@pytest.mark.parametrize("group", config_groups())
 def test_the_keys_are_those_of_the_files(group: str) -> None:
-    for name, path in options(group).items():
+    for name, path in group_options(group).items():
         keys = {str(key) for key in yaml.safe_load(path.read_text(encoding="utf-8")) or {}} - NOT_OPTIONS
         shown = {option.key.split(".")[0 if group in WHOLE else 1] for option in choice(group, name).options}
         assert keys - shown <= {"name"}, f"{group}={name}"
@@ -82,7 +82,10 @@ def test_a_group_alone_lists_its_choices() -> None:
 
 
 def test_docstrings_read_as_one_types() -> None:
-    assert plain("``None`` or True: see :meth:`~kvbench.a.B.run` and `window`") == "null or true: see run and window"
+    assert (
+        plain_docstring("``None`` or True: see :meth:`~kvbench.a.B.run` and `window`")
+        == "null or true: see run and window"
+    )
 
 
 def test_an_unknown_choice_is_refused_with_the_nearest() -> None:

@@ -17,7 +17,7 @@ from kvbench.cli import usage
 from kvbench.cli.main import main
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import ModelError
-from kvbench.util.confdir import groups, options
+from kvbench.util.confdir import config_groups, group_options
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,8 +45,8 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, A
         status = "oom" if config["method"].get("residual") == 64 else "ok"
         return {"status": status, "error": None, "label": config["quantizer"]["name"]}
 
-    monkeypatch.setattr(kvbench.runner.run, "run", run)
-    for name in ("summary", "markdown", "to_csv"):
+    monkeypatch.setattr(kvbench.runner.run, "answer_run", run)
+    for name in ("table_text", "runs_markdown", "runs_csv"):
         monkeypatch.setattr(kvbench.results.tables, name, lambda rows: "TABLE " + " ".join(r["label"] for r in rows))
     monkeypatch.chdir(tmp_path)
     return seen
@@ -55,14 +55,14 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, A
 def test_help_names_every_group_and_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for group in groups():
-        for choice in options(group):
+    for group in config_groups():
+        for choice in group_options(group):
             assert f"{group}={choice}" in text
     assert "--multirun" in text
     assert "--cfg job" in text
-    headings = [line for line in text.splitlines() if line in groups()]
+    headings = [line for line in text.splitlines() if line in config_groups()]
     assert headings[:4] == ["method", "quantizer", "model", "dataset"], "the most used ones come first"
-    assert sorted(headings) == sorted(groups()), "each of them once"
+    assert sorted(headings) == sorted(config_groups()), "each of them once"
 
 
 def test_the_help_honours_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,7 @@ def test_the_help_honours_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_the_help_has_the_groups_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of its order first; a new one behind them."""
-    monkeypatch.setattr(usage, "groups", lambda: ["zeta", "model", "method"])
+    monkeypatch.setattr(usage, "config_groups", lambda: ["zeta", "model", "method"])
     monkeypatch.setattr(usage, "group_text", lambda group, extra: f"<{group} {extra}>")
     assert "\n<method x>\n<model x>\n<zeta x>\ndecoding\n" in usage.help_text(Path("x"))
 
@@ -186,7 +186,7 @@ def test_ctrl_c_ends_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     def interrupted(config: Mapping[str, Any], begun: Any = None) -> dict[str, Any]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kvbench.runner.run, "run", interrupted)
+    monkeypatch.setattr(kvbench.runner.run, "answer_run", interrupted)
     monkeypatch.chdir(tmp_path)
     assert main(["--multirun", "method=fp16,kivi"]) == 130
 

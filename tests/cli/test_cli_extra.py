@@ -56,7 +56,7 @@ def folder(tmp_path: Path, content: str | bytes, group: str = "method", name: st
 def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setattr("kvbench.runner.run.run", lambda config: pytest.fail("was started"))
+    monkeypatch.setattr("kvbench.runner.run.answer_run", lambda config: pytest.fail("was started"))
     monkeypatch.chdir(tmp_path)
 
 
@@ -121,8 +121,8 @@ def test_what_may_stand_in_a_choice(
         started.append(config.plain)
         return {"status": "ok"}
 
-    monkeypatch.setattr("kvbench.runner.run.run", run)
-    monkeypatch.setattr("kvbench.results.tables.summary", lambda rows: "")
+    monkeypatch.setattr("kvbench.runner.run.answer_run", run)
+    monkeypatch.setattr("kvbench.results.tables.table_text", lambda rows: "")
     merged = "_target_: kvbench.methods.kivi.Kivi\n<<: {takes: [int2], residual: 64}\n"
     options = folder(tmp_path, "# @package method\n" + DEFAULT + merged)
     (tmp_path / "own" / "method" / "based.yaml").write_text("defaults: [mine, _self_]\nresidual: 32\n")

@@ -144,8 +144,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str
         seen.append(config.plain)
         return {"status": "ok"}
 
-    monkeypatch.setattr("kvbench.runner.run.run", run)
-    for name in ("summary", "markdown", "to_csv"):
+    monkeypatch.setattr("kvbench.runner.run.answer_run", run)
+    for name in ("table_text", "runs_markdown", "runs_csv"):
         monkeypatch.setattr(f"kvbench.results.tables.{name}", lambda rows: "")
     monkeypatch.setattr("kvbench.results.ranking.best_first", list)
     monkeypatch.chdir(tmp_path)
@@ -226,7 +226,7 @@ def test_a_path_that_cannot_be(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
-    monkeypatch.setattr("kvbench.runner.run.run", lambda config: pytest.fail("was started"))
+    monkeypatch.setattr("kvbench.runner.run.answer_run", lambda config: pytest.fail("was started"))
     before = ["logger=wandb"] if key == "logger.dir" else ["dataset=gsm8k"] if key == "dataset.path" else []
     assert main([*before, f"{key}={value}"]) == 2
     printed = capsys.readouterr().err
@@ -278,7 +278,7 @@ def test_a_run_that_is_refused_late_keeps_its_exit_status(
     def refuse(config: Mapping[str, Any], begun: Any = None) -> dict[str, Any]:
         raise ConfigError("runtime.device", "cuda:7", "does not exist on this machine")
 
-    monkeypatch.setattr("kvbench.runner.run.run", refuse)
+    monkeypatch.setattr("kvbench.runner.run.answer_run", refuse)
     monkeypatch.chdir(tmp_path)
     assert main(["method=kivi"]) == 2
     assert "does not exist on this machine" in capsys.readouterr().err

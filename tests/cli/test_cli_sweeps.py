@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from kvbench.cli.arguments import parse
+from kvbench.cli.arguments import parse_arguments
 from kvbench.cli.compose import Composer
 from kvbench.cli.expand import MAX_JOBS_NAME, check_sweeps
 from kvbench.errors import ConfigError
@@ -37,10 +37,10 @@ def test_a_number_and_a_switch_are_two_values() -> None:
 
 
 def test_switches_reach_hydra() -> None:
-    handed_on = parse(["--cfg", "all", "--resolve", "method=fp16"])
+    handed_on = parse_arguments(["--cfg", "all", "--resolve", "method=fp16"])
     assert "--resolve" in handed_on.argv(["method=fp16"])
-    assert "--resolve" not in parse(["--cfg", "all", "method=fp16"]).argv(["method=fp16"])
-    assert "--multirun" in parse(["-m", "method=fp16,kivi"]).argv(["method=fp16,kivi"])
+    assert "--resolve" not in parse_arguments(["--cfg", "all", "method=fp16"]).argv(["method=fp16"])
+    assert "--multirun" in parse_arguments(["-m", "method=fp16,kivi"]).argv(["method=fp16,kivi"])
 
 
 def test_a_job_whose_values_do_not_go_together_fails_alone() -> None:

@@ -47,34 +47,36 @@ def source(file: str, revision: str | None = REVISION) -> HubSource:
 
 
 def test_a_file_is_fetched_by_name_and_revision_and_then_read_from_the_cache(hub: Hub) -> None:
-    file = data.find(source("data/{task}.txt!in/{task}.jsonl"), "a", None, "toy")
+    file = data.find_records(source("data/{task}.txt!in/{task}.jsonl"), "a", None, "toy")
     assert file.path.read_bytes() == b"a text" and file.path.parent.parent.name == REVISION
     assert file.member == "in/a.jsonl"
     hub.asked.clear()
-    assert data.find(source("data/a.txt"), "a", None, "toy").path == file.path
+    assert data.find_records(source("data/a.txt"), "a", None, "toy").path == file.path
     assert not hub.asked
-    assert data.find(source("data/a.txt", None), "a", None, "toy").path == file.path  # main is the same commit
+    assert data.find_records(source("data/a.txt", None), "a", None, "toy").path == file.path  # main is the same commit
     with pytest.raises(DataError, match=r"toy: no file is given.\n  hint: set dataset.path="):
-        data.find(HubSource(), "test", None, "toy")
+        data.find_records(HubSource(), "test", None, "toy")
 
 
 def test_a_pattern_is_a_file_or_all_shards_of_a_split(hub: Hub) -> None:
-    assert data.find(source("data/test-*.parquet"), "test", None, "toy").path.name == "test-1.parquet"
+    assert data.find_records(source("data/test-*.parquet"), "test", None, "toy").path.name == "test-1.parquet"
     shards = {f"test-0000{shard}-of-00002.parquet": rows(shard, shard + 10) for shard in range(2)}
     hub.add("datasets/o/n", {"README.md": b"#", **shards})
     hub.faults.gone = {"test-00001-of-00002.parquet": 500}
     with pytest.raises(DataError, match="toy: the download of o/n stopped early"):
-        data.find(source("test-*.parquet", None), "test", None, "toy")
+        data.find_records(source("test-*.parquet", None), "test", None, "toy")
     hub.faults.gone = {}
-    file = data.find(source("test-*.parquet", None), "test", None, "toy")  # one of two does not pass for the split
+    file = data.find_records(
+        source("test-*.parquet", None), "test", None, "toy"
+    )  # one of two does not pass for the split
     assert [record["text"] for record in data.read_records(file)] == ["text 0", "text 10", "text 1", "text 11"]
     hub.asked.clear()
-    assert data.find(source("test-*.parquet", None), "test", None, "toy") == file and not hub.asked
+    assert data.find_records(source("test-*.parquet", None), "test", None, "toy") == file and not hub.asked
     hub.add("datasets/o/m", {"README.md": b"#", "test-a.parquet": rows(0), "test-b.parquet": rows(1)})
     with pytest.raises(DataError, match=r"toy: 'test-\*\.parquet' matches 2 files of o/m \(test-a\.parquet, \.\.\.\)"):
-        data.find(HubSource(hub_id="o/m", file="test-*.parquet"), "test", None, "toy")
+        data.find_records(HubSource(hub_id="o/m", file="test-*.parquet"), "test", None, "toy")
     with pytest.raises(DataError, match=r"o/m/train-\*\.parquet is not on this machine, and the hub does not have"):
-        data.find(HubSource(hub_id="o/m", file="train-*.parquet"), "test", None, "toy")
+        data.find_records(HubSource(hub_id="o/m", file="train-*.parquet"), "test", None, "toy")
 
 
 README = """---
@@ -98,7 +100,7 @@ def test_a_split_is_what_datasets_finds_in_the_repository(hub: Hub) -> None:
     hub.add("datasets/o/r", {"README.md": README.encode(), **shards, **lines, "main/train-0.parquet": rows(5)})
 
     def texts(name: str, split: str, repository: str = "o/r") -> list[str]:
-        file = data.find(HubSource(hub_id=repository, file=name), split, None, "toy")
+        file = data.find_records(HubSource(hub_id=repository, file=name), split, None, "toy")
         return [record["text"] for record in data.read_records(file)]
 
     assert texts("@main/{task}", "test") == ["text 0", "text 1"]
@@ -132,7 +134,7 @@ def test_what_the_hub_answers_is_said(
 ) -> None:
     monkeypatch.setattr(asking, "_request", lambda url: asking.Answer(status=status))
     with pytest.raises(DataError) as caught:
-        data.find(source("a.jsonl", None), "a", None, "dataset toy")
+        data.find_records(source("a.jsonl", None), "a", None, "dataset toy")
     assert "dataset toy: o/n/a.jsonl is not on this machine, and " in str(caught.value)
     assert said in str(caught.value) and "dataset.path=FILE_OR_FOLDER" in str(caught.value) and not hub.asked
 
@@ -142,7 +144,7 @@ def test_a_hub_that_does_not_answer_is_given_up_at_once(hub: Hub, monkeypatch: p
     release = asking.threading.Event()
     monkeypatch.setattr(asking, "_request", lambda url: release.wait(60) and None)
     with pytest.raises(DataError, match=r"cannot be reached \(no answer in 0\.02 s\)"):
-        data.find(source("a.jsonl"), "a", None, "toy")
+        data.find_records(source("a.jsonl"), "a", None, "toy")
     release.set()
 
 
@@ -150,18 +152,18 @@ def test_a_data_set_that_moved_is_refused_and_what_was_fetched_stays(hub: Hub) -
     hub.add("datasets/o/q", {"train.jsonl": b'{"n": 1}', "test.jsonl": b'{"n": 2}'})
     first = hub.repositories["datasets/o/q"].main
     question = HubSource(hub_id="o/q", file="{task}.jsonl")
-    train = data.find(question, "train", None, "toy")
+    train = data.find_records(question, "train", None, "toy")
     second = hub.add("datasets/o/q", {"train.jsonl": b'{"n": 1}', "test.jsonl": b'{"n": 3}'})
-    assert data.find(question, "train", None, "toy") == train
+    assert data.find_records(question, "train", None, "toy") == train
     with pytest.raises(DataError) as caught:
-        data.find(question, "test", None, "dataset toy")
+        data.find_records(question, "test", None, "dataset toy")
     message = str(caught.value)
     moved = f"revision main of o/q has moved: it was commit {first} when it was first fetched ("
     assert message.startswith(f"dataset toy: {moved}")
     assert f"dataset.source.revision={first} to complete the first commit" in message and second in message
     pinned = HubSource(hub_id="o/q", file="{task}.jsonl", revision=first)
-    assert data.read_records(data.find(pinned, "test", None, "toy")) == [{"n": 2}]
-    assert data.read_records(data.find(question, "test", None, "toy")) == [{"n": 2}]  # the remedy: runs go on
+    assert data.read_records(data.find_records(pinned, "test", None, "toy")) == [{"n": 2}]
+    assert data.read_records(data.find_records(question, "test", None, "toy")) == [{"n": 2}]  # the remedy: runs go on
 
 
 def longbench(hub: Hub) -> None:
@@ -219,7 +221,7 @@ def test_encoders_are_fetched_with_their_layers(hub: Hub, capsys: pytest.Capture
 def test_only_what_is_named_is_fetched_and_each_thing_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert fetch.named(["dataset=a", "model.path=b", "runtime.seed=1", "methods=x"]) == {"dataset", "model"}
+    assert fetch.named_groups(["dataset=a", "model.path=b", "runtime.seed=1", "methods=x"]) == {"dataset", "model"}
     monkeypatch.setattr(fetch, "fetch_model", lambda model: f"model {model.name}: fetched")
     assert fetch.main(["dataset=mini,mini_text", "model=tiny", "runtime.seed=1,2"]) == 0
     message = capsys.readouterr().out.splitlines()
@@ -253,13 +255,13 @@ def test_without_anything_to_fetch_it_says_how_it_is_called(
 def test_a_checksum_is_that_of_fields_in_order() -> None:
     """Run ids hold it, so it must never change."""
     records = [{"a": "é", "b": [1, None]}, {"a": "x"}]
-    assert data.fingerprint(records, ("a", "b")) == "5f2be57c34cd6b5d"
+    assert data.records_fingerprint(records, ("a", "b")) == "5f2be57c34cd6b5d"
     different = {
-        data.fingerprint(records, ("b", "a")),
-        data.fingerprint(records[::-1], ("a", "b")),
-        data.fingerprint(records[:1], ("a", "b")),
-        data.fingerprint(records, ("a",)),
-        data.fingerprint([], ()),
+        data.records_fingerprint(records, ("b", "a")),
+        data.records_fingerprint(records[::-1], ("a", "b")),
+        data.records_fingerprint(records[:1], ("a", "b")),
+        data.records_fingerprint(records, ("a",)),
+        data.records_fingerprint([], ()),
     }
     assert len(different) == 5 and "5f2be57c34cd6b5d" not in different
 

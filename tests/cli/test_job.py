@@ -18,10 +18,10 @@ CONFIG = {group: {"name": group} for group in ("model", "method", "quantizer", "
 def test_a_run_is_told_whom_to_name_itself_to_where_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of its own gets its configuration alone; a job of a sweep says its id before it starts."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("kvbench.runner.run.run", lambda *given: calls.append(given) or {"status": "ok"})
+    monkeypatch.setattr("kvbench.runner.run.answer_run", lambda *given: calls.append(given) or {"status": "ok"})
     named: list[str] = []
-    assert job.run(lambda: CONFIG)["metrics"] == {"status": "ok"}
-    assert job.run(lambda: CONFIG, row=lambda: CONFIG, begun=named.append)["metrics"] == {"status": "ok"}
+    assert job.outcome_of_job(lambda: CONFIG)["metrics"] == {"status": "ok"}
+    assert job.outcome_of_job(lambda: CONFIG, row=lambda: CONFIG, begun=named.append)["metrics"] == {"status": "ok"}
     assert calls == [(CONFIG,), (CONFIG, named.append)]
 
 
@@ -32,8 +32,8 @@ def test_a_job_that_failed_has_a_row_where_there_is_a_table(
     def fail(config: Any) -> Any:
         raise ModelError("no weights")
 
-    monkeypatch.setattr("kvbench.runner.run.run", fail)
-    outcome = job.run(lambda: CONFIG, row=(lambda: CONFIG) if row else None)
+    monkeypatch.setattr("kvbench.runner.run.answer_run", fail)
+    outcome = job.outcome_of_job(lambda: CONFIG, row=(lambda: CONFIG) if row else None)
     assert (outcome["status"], outcome["message"], outcome["exit_code"]) == ("error", "no weights", 1)
     assert ("metrics" in outcome) is row and capsys.readouterr().err == "error: no weights\n"
     if row:
@@ -50,8 +50,8 @@ def test_a_job_that_found_all_samples_stored_says_so(
         os.utime(tmp_path / "samples.jsonl", (at, at))
         return {"status": "oom", "error": "too long", "run_dir": str(tmp_path)}
 
-    monkeypatch.setattr("kvbench.runner.run.run", finished)
-    outcome = job.run(lambda: CONFIG, row=lambda: CONFIG)
+    monkeypatch.setattr("kvbench.runner.run.answer_run", finished)
+    outcome = job.outcome_of_job(lambda: CONFIG, row=lambda: CONFIG)
     assert (outcome["status"], outcome["message"], outcome["before"]) == ("oom", "too long", before)
-    monkeypatch.setattr("kvbench.runner.run.run", lambda config: {"status": "ok", "rank": 1})
-    assert job.run(lambda: CONFIG, row=lambda: CONFIG) == {"status": "ok", "message": ""}
+    monkeypatch.setattr("kvbench.runner.run.answer_run", lambda config: {"status": "ok", "rank": 1})
+    assert job.outcome_of_job(lambda: CONFIG, row=lambda: CONFIG) == {"status": "ok", "message": ""}

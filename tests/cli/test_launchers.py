@@ -23,7 +23,7 @@ from kvbench.cli.launchers.units import Unit, units_of
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.results.store import RunStore
 from kvbench.results.sweeps import Job
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests.run_support import config
 from tests.runner.loop_support import logger
 
@@ -144,7 +144,7 @@ def test_a_lost_job_of_submitit_is_submitted_again_and_an_interrupted_sweep_leav
     monkeypatch.setitem(sys.modules, "submitit.core", SimpleNamespace(utils=utils))
     monkeypatch.setitem(sys.modules, "submitit.core.utils", utils)
     asked = {"submitit_folder": "s/.submitit/%j", "max_num_timeout": 2, "partition": "gpu", "timeout_min": 5}
-    submitit_pool.run(three(here), asked, "slurm")
+    submitit_pool.run_with_submitit(three(here), asked, "slurm")
     assert submitted == [[1, 2, 3], [2], [2], [2]]
     assert options == {
         "folder": str(here / "s/.submitit/%j"),
@@ -156,15 +156,15 @@ def test_a_lost_job_of_submitit_is_submitted_again_and_an_interrupted_sweep_leav
     assert "job 3 was lost: Job 7 failed\n" in capsys.readouterr().err and not cancelled
     submitted.clear()
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    submitit_pool.run(three(here), {**asked, "cpus_per_task": 2}, "local")
+    submitit_pool.run_with_submitit(three(here), {**asked, "cpus_per_task": 2}, "local")
     assert submitted[0] == [1, 2] and submitted[-1] == [3], "two at a time"
     submitted.clear()
     fail = 9
-    submitit_pool.run(three(here), asked, "slurm")
+    submitit_pool.run_with_submitit(three(here), asked, "slurm")
     assert len(submitted) == units.RETRIES + 1 and "given up after 4 attempts: job 3" in capsys.readouterr().err
     interrupt = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        submitit_pool.run(three(here), asked, "slurm")
+        submitit_pool.run_with_submitit(three(here), asked, "slurm")
     assert cancelled == [1, 2, 3]
 
 
@@ -188,7 +188,7 @@ def test_units_without_an_outcome_are_started_again_after_a_worker_died(
             raise BrokenProcessPool("killed")
 
     monkeypatch.setattr(joblib, "Parallel", Parallel)
-    joblib_pool.run(three(here / "s", "runtime.device=cpu"), {"n_jobs": 2})
+    joblib_pool.run_with_joblib(three(here / "s", "runtime.device=cpu"), {"n_jobs": 2})
     assert calls == [[[1], [2], [3]]] + [[[2], [3]]] * (units.RETRIES + 1)
     printed = capsys.readouterr().err
     assert "a worker process died; 2 of 3 jobs are started again or continued" in printed
@@ -198,7 +198,7 @@ def test_units_without_an_outcome_are_started_again_after_a_worker_died(
 @pytest.mark.parametrize("number", [0, "two", 1.5])
 def test_the_number_of_workers_is_checked(here: Path, number: Any) -> None:
     with pytest.raises(ConfigError, match=f"hydra.launcher.n_jobs={number}: must be a whole number"):
-        joblib_pool.run(three(here / "s"), {"n_jobs": number})
+        joblib_pool.run_with_joblib(three(here / "s"), {"n_jobs": number})
 
 
 def test_each_worker_gets_a_gpu_of_its_own(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,7 @@ def test_a_lost_task_of_ray_is_started_again_under_another_claim_and_given_up_in
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept: list[tuple[list[int], dict[str, bytes]]] = []
-    monkeypatch.setattr(units, "keep", lambda unit, records: kept.append((unit.numbers, records)))
+    monkeypatch.setattr(units, "keep_unit_records", lambda unit, records: kept.append((unit.numbers, records)))
     monkeypatch.setattr(resources, "needs", lambda *_: {"num_cpus": 1.0, "num_gpus": 0})
     (here / "s").mkdir()
     ray: Any = Ray([Lost("a node died\nmore"), {"a": b"1"}, Lost("x"), {"b": b"2"}, Lost("y"), Lost("z")])
@@ -312,9 +312,9 @@ def test_a_lost_task_of_ray_is_started_again_under_another_claim_and_given_up_in
     ],
 )
 def test_options_of_ray_are_checked(wrong: dict[str, Any], message: str) -> None:
-    ray_pool._check(RAY)
+    ray_pool._check_ray_options(RAY)
     with pytest.raises(ConfigError, match=message):
-        ray_pool._check({**RAY, **wrong})
+        ray_pool._check_ray_options({**RAY, **wrong})
 
 
 def test_a_job_that_no_machine_can_run_is_not_waited_for_in_silence(
@@ -322,7 +322,7 @@ def test_a_job_that_no_machine_can_run_is_not_waited_for_in_silence(
 ) -> None:
     asked = {1: 1.0, 2: 2.5, 3: 2.0}  # the machine that runs has two processors
     monkeypatch.setattr(resources, "needs", lambda unit, *_: {"num_cpus": asked[unit.numbers[0]], "num_gpus": 0.0})
-    monkeypatch.setattr(units, "keep", lambda unit, records: None)
+    monkeypatch.setattr(units, "keep_unit_records", lambda unit, records: None)
     (here / "s").mkdir()
     ray: Any = Ray([{}, {}, {}])
     ray_pool._Pool(ray, three(here / "s"), RAY).work()
@@ -372,7 +372,7 @@ def test_a_job_asks_for_the_share_of_a_gpu_that_holds_it(here: Path, monkeypatch
 
 def test_a_gathered_run_is_paired_recorded_and_logged(here: Path, logger: Any) -> None:
     runs = here / "results" / "runs"
-    kivi, fp16 = (run(config(runs, name)) for name in ("kivi", "fp16"))
+    kivi, fp16 = (answer_run(config(runs, name)) for name in ("kivi", "fp16"))
     stale = {**kivi, "baseline": None, "run_dir": "/scratch/elsewhere"}
     RunStore(runs, kivi["run_id"]).write_metrics({key: value for key, value in stale.items() if key != "run_dir"})
     logger.calls.clear()
@@ -384,10 +384,10 @@ def test_a_gathered_run_is_paired_recorded_and_logged(here: Path, logger: Any) -
         "metrics": stale,
     }
     (unit, *_) = three(here / "s")
-    units.keep(unit, {"job-0002.json": json.dumps(outcome).encode()})
+    units.keep_unit_records(unit, {"job-0002.json": json.dumps(outcome).encode()})
     stored = sweep.outcome(here / "s", 2, "token")
     assert stored is not None and stored["metrics"]["run_dir"] == str(runs / kivi["run_id"])
     assert stored["metrics"]["baseline"] == fp16["run_id"], "fp16 was not on the machine that ran it"
     assert [kind for kind, _ in logger.calls] == ["begin", "finish"] and len(logger.of("begin")[0]) == 4
     assert (here / "s" / "table.md").is_file()
-    units.keep(unit, {})
+    units.keep_unit_records(unit, {})

@@ -139,7 +139,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     monkeypatch.setattr(multirun, "by_hydra", lambda argv: calls.append(("hydra", argv)) or 5)
     monkeypatch.setattr(multirun, "run_sweep", lambda *given: calls.append(("sweep", *given)) or 6)
-    monkeypatch.setattr(job, "run", lambda configure: calls.append(("job", configure())) or {"status": "ok"})
+    monkeypatch.setattr(job, "outcome_of_job", lambda configure: calls.append(("job", configure())) or {"status": "ok"})
     return calls
 
 
@@ -217,9 +217,9 @@ def test_a_job_ends_with_its_error_as_message(capsys: pytest.CaptureFixture[str]
     bug = job.outcome_of(failing(ZeroDivisionError("by zero")), lambda: None, 0.0)
     assert bug == {"status": "error", "message": "ZeroDivisionError: by zero", "exit_code": 1}
     assert "Traceback" in capsys.readouterr().err
-    broken = job.run(failing(KvbenchError("no")), row=failing(KvbenchError("no row")))
+    broken = job.outcome_of_job(failing(KvbenchError("no")), row=failing(KvbenchError("no row")))
     assert broken == {"status": "error", "message": "no", "exit_code": 1}
-    assert job.run(failing(KvbenchError("no"))) == broken
+    assert job.outcome_of_job(failing(KvbenchError("no"))) == broken
 
 
 def test_a_run_that_stored_nothing_new_was_done_before(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_records_that_could_not_be_written_are_tried_once_more(
     assert multirun._record_late(tmp_path / "s", "token") == 0
     (tmp_path / "file").write_text("")
     assert multirun._record_late(tmp_path / "file", "token") == 2
-    multirun._keep(tmp_path / "file", [])
+    multirun._keep_table(tmp_path / "file", [])
     assert f"the sweep's table cannot be written to {tmp_path / 'file'}: " in capsys.readouterr().err
 
 
@@ -288,7 +288,7 @@ def test_other_ranks_keep_a_sweep_of_their_own(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(multirun.launch, "rank", lambda: 1)
     monkeypatch.setattr(multirun.tempfile, "mkdtemp", lambda prefix: str(tmp_path / f"{prefix}x"))
     planned = [Job(number=0, overrides=("a=1",), label="a")]
-    own = multirun._folder(["--multirun"], planned, "local", None)
+    own = multirun._sweep_folder(["--multirun"], planned, "local", None)
     assert own.folder == tmp_path / "kvbench-rank-x" == tmp_path / own.manifest.id
     assert not (tmp_path / "results").exists()
 
@@ -303,9 +303,9 @@ def test_where_jobs_store_their_runs() -> None:
 
 def test_the_same_folder_continues_only_the_same_command(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path, [], command=("a", "b"))
-    same = multirun._same(folder, ("a", "b"))
+    same = multirun._sweep_of_command(folder, ("a", "b"))
     assert same is not None and same.folder == folder
-    assert multirun._same(folder, ("a",)) is None and multirun._same(tmp_path, ("a",)) is None
+    assert multirun._sweep_of_command(folder, ("a",)) is None and multirun._sweep_of_command(tmp_path, ("a",)) is None
 
 
 @pytest.mark.parametrize(("text", "repeats"), [("times", True), ("all", True), ("null", False)])
@@ -316,7 +316,7 @@ def test_runs_that_are_repeated(text: str, repeats: bool) -> None:
 
 def test_encoders_of_a_method_and_of_its_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fetch.encoders({}) == [] and fetch.encoders({"encoder": "bm25"}) == ["bm25"]
-    monkeypatch.setattr(fetch, "options", lambda group: {"cocktail": group})
+    monkeypatch.setattr(fetch, "group_options", lambda group: {"cocktail": group})
     monkeypatch.setattr(fetch, "read_choice", lambda path: {"encoder": f"preset of {path}"})
     method = {"encoder": None, "draft": "cocktail", "gamma": 4}
     assert fetch.encoders(method) == ["preset of method"]
@@ -353,7 +353,7 @@ def test_each_part_of_a_configuration_is_fetched_if_it_is_named(monkeypatch: pyt
 def test_a_preset_is_not_chosen_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model" / "own").mkdir(parents=True)
     (tmp_path / "model" / "own" / "mine.yaml").write_text("name: x")
-    monkeypatch.setattr(model_choice.by_name, "check", lambda *given: None)
+    monkeypatch.setattr(model_choice.by_name, "check_model_name", lambda *given: None)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="is also the path of a preset's file") as caught:
         model_choice.accept("'own/mine'", (), "", tmp_path)

@@ -46,7 +46,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr("kvbench.cli.job.configuration", composed)
     monkeypatch.setattr("kvbench.cli.job.composed", composed)  # each composition by Hydra takes a while
     monkeypatch.setattr("kvbench.cli.compose.CHECK_SECONDS", 0.0)
-    monkeypatch.setattr("kvbench.runner.run.run", run)
+    monkeypatch.setattr("kvbench.runner.run.answer_run", run)
     return run
 
 
@@ -193,7 +193,7 @@ def test_a_reference_is_a_job_of_the_sweep(runs: Any, tmp_path: Path, monkeypatc
         methods.append(config["method"]["preset"])
         return {"status": "ok", "error": None, "rank": 0}
 
-    monkeypatch.setattr("kvbench.runner.run.run", run)
+    monkeypatch.setattr("kvbench.runner.run.answer_run", run)
     assert main(["--multirun", "--with-fp16", "method=kivi,h2o", "logger=none"]) == 0
     assert methods == ["fp16", "kivi", "h2o"]
     assert [job.label for job in only(tmp_path).manifest.jobs] == methods
@@ -201,7 +201,7 @@ def test_a_reference_is_a_job_of_the_sweep(runs: Any, tmp_path: Path, monkeypatc
 
 def full(name: str, times: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make the disk full for the first writes of a file."""
-    real, refused = atomic.write, []
+    real, refused = atomic.replace_file, []
 
     def write(path: Path, data: bytes) -> None:
         if path.name == name and len(refused) < times:
@@ -209,7 +209,7 @@ def full(name: str, times: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         real(path, data)
 
-    monkeypatch.setattr(atomic, "write", write)
+    monkeypatch.setattr(atomic, "replace_file", write)
     return refused
 
 
@@ -260,20 +260,20 @@ def test_jobs_of_other_processes_that_are_done_are_not_launched_again(
     data = ["dataset=mini/key_value_hex", "dataset.lengths=[512]", "decoding.max_new_tokens=1", "runtime.device=cpu"]
     texts = ["method=fp16,kivi", "dataset.limit=1", *data, "logger=none", "launcher=joblib"]
     jobs = [[f"method={name}", "dataset.limit=1", *data, "logger=none"] for name in ("fp16", "kivi")]
-    call = multirun.prepare(["--multirun", *texts], texts, jobs)
+    call = multirun.prepare_sweep(["--multirun", *texts], texts, jobs)
     assert [job.number for job in call.todo] == [0, 1]
     unit.forget()
     unit.run_unit(plan.encoded([call.todo[0]]).strip("'"), call.sweep.folder, None)  # as a worker does
-    call = multirun.prepare(["--multirun", *texts], texts, jobs)
+    call = multirun.prepare_sweep(["--multirun", *texts], texts, jobs)
     assert [job.number for job in call.todo] == [1]
     assert [(outcome["number"], outcome["before"]) for outcome in call.ended] == [(0, True)]
     (samples,) = tmp_path.glob("results/runs/*/samples.jsonl")
     monkeypatch.setattr("kvbench.cli.report_runs.codes.older", lambda *_: {"samples": 1, "parts": ["method"]})
-    assert len(multirun.prepare(["--multirun", *texts], texts, jobs).todo) == 2, "the code has changed"
+    assert len(multirun.prepare_sweep(["--multirun", *texts], texts, jobs).todo) == 2, "the code has changed"
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     samples.parent.joinpath("metrics.json").unlink()
-    assert len(multirun.prepare(["--multirun", *texts], texts, jobs).todo) == 2, "the run is gone"
+    assert len(multirun.prepare_sweep(["--multirun", *texts], texts, jobs).todo) == 2, "the run is gone"
     unit.forget()
 
 

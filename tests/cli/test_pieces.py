@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvbench.cli import choice, compose, plan, score, settings, usage
-from kvbench.cli.arguments import parse
+from kvbench.cli.arguments import parse_arguments
 from kvbench.cli.compose import Composer
 from kvbench.errors import CombinationError, ConfigError, DataError, KvbenchError
 from kvbench.results.sweeps import Job
@@ -134,7 +134,7 @@ def test_bounds_in_words(limits: dict[str, Any], words: str) -> None:
     ],
 )
 def test_defaults_are_shown_as_they_are_typed(value: Any, typed: str) -> None:
-    assert choice._typed(value) == typed
+    assert choice._typed_default(value) == typed
 
 
 def test_lines_of_help_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,12 +220,12 @@ def test_a_unit_comes_out_as_it_went_in() -> None:
 )
 def test_options_of_sweeps_stand_where_they_mean_something(line: str, refused: str | None) -> None:
     if refused is None:
-        arguments = parse(line.split())
+        arguments = parse_arguments(line.split())
         assert arguments.resume == ("a" if "resume" in line else None)
         assert arguments.with_fp16 == ("fp16" in line)
         return
     with pytest.raises(ConfigError) as caught:
-        parse(line.split())
+        parse_arguments(line.split())
     assert caught.value.key == refused and caught.value.hint
 
 
@@ -243,11 +243,11 @@ def test_a_setting_stays_as_it_was_typed(composer: Composer) -> None:
         ["dataset=mini", f"setting={name}", f"runtime.seed={seed}"] for name in ("fp16", "kivi:int4") for seed in (1, 2)
     ]
     assert composer.typed(["method=fp16,kivi"]) == [["method=fp16"], ["method=kivi"]]
-    assert [one.text for one in settings.chosen(['setting="fp16"'], False)] == ["fp16"]
+    assert [one.text for one in settings.chosen_settings(['setting="fp16"'], False)] == ["fp16"]
     with pytest.raises(ConfigError, match="only a sweep accepts"):
-        settings.chosen(["setting=fp16,kivi"], False)
+        settings.chosen_settings(["setting=fp16,kivi"], False)
     with pytest.raises(ConfigError, match="is given twice"):
-        settings.chosen(["setting=fp16", "setting=kivi"], True)
+        settings.chosen_settings(["setting=fp16", "setting=kivi"], True)
 
 
 def test_fp16_runs_once_without_the_quantizer_of_the_others(composer: Composer) -> None:

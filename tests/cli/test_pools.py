@@ -49,7 +49,9 @@ def test_a_unit_runs_with_the_environment_and_modules_of_the_process_that_starts
         assert os.environ["KVBENCH_TEST_ONLY"] == "7" and sys.path == [str(here / "extra"), "a"]
     assert ran == [("value", here, here / "extra")] * 2
     plain = units.Unit("value", here, None, here, {})
-    assert units.run(plain, here) == "oom" and sys.path == [str(here / "extra"), "a"] and ran[2][2] is None
+    assert (
+        units.run_recorded_unit(plain, here) == "oom" and sys.path == [str(here / "extra"), "a"] and ran[2][2] is None
+    )
 
 
 def test_a_unit_that_slurm_ends_is_submitted_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,17 +64,17 @@ def test_a_unit_that_slurm_ends_is_submitted_again(here: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("launcher", "pool", "more"),
     [
-        (launchers.JoblibLauncher, joblib_pool, ()),
-        (launchers.SlurmLauncher, submitit_pool, ("slurm",)),
-        (launchers.SubmititLocalLauncher, submitit_pool, ("local",)),
-        (launchers.RayLauncher, ray_pool, ()),
+        (launchers.JoblibLauncher, "joblib_pool.run_with_joblib", ()),
+        (launchers.SlurmLauncher, "submitit_pool.run_with_submitit", ("slurm",)),
+        (launchers.SubmititLocalLauncher, "submitit_pool.run_with_submitit", ("local",)),
+        (launchers.RayLauncher, "ray_pool.run_with_ray", ()),
     ],
 )
 def test_each_launcher_hands_its_units_and_options_to_its_pool(
-    launcher: Any, pool: Any, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    launcher: Any, pool: str, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(pool, "run", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(f"kvbench.cli.launchers.{pool}", lambda *arguments: given.append(arguments))
     launcher(a=1).run(["unit"])
     assert given == [(["unit"], {"a": 1}, *more)]
 
@@ -99,7 +101,7 @@ def test_no_more_workers_than_gpus(
     monkeypatch.setattr(joblib, "Parallel", Parallel)
     monkeypatch.setattr(joblib_pool, "gpus_for", lambda waiting: names)
     waiting = three(here)
-    joblib_pool.run(waiting, {"n_jobs": asked, "verbose": 0, "backend": "threading"})
+    joblib_pool.run_with_joblib(waiting, {"n_jobs": asked, "verbose": 0, "backend": "threading"})
     options, tasks = given
     assert options == {"n_jobs": workers, "verbose": 0, "backend": "loky"}
     assert tasks == [(one, names) for one in waiting]
@@ -210,12 +212,12 @@ def test_ray_is_left_whatever_happens(here: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ray_pool, "_Pool", Pool)
     waiting = three(here)
     with pytest.raises(KeyboardInterrupt):
-        ray_pool.run(waiting, RAY)
+        ray_pool.run_with_ray(waiting, RAY)
     assert ray.asked[-1] == "left" and worked == [(ray, waiting, RAY)]
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0" and os.environ["RAY_DEDUP_LOGS"] == "1"
     del ray.asked[:]
     with pytest.raises(KvbenchError, match="retries"):
-        ray_pool.run(waiting, {**RAY, "retries": -1})
+        ray_pool.run_with_ray(waiting, {**RAY, "retries": -1})
     assert ray.asked == [], "options are checked before Ray starts"
 
 
@@ -231,7 +233,7 @@ def test_ray_is_left_whatever_happens(here: Path, monkeypatch: pytest.MonkeyPatc
 )
 def test_options_of_ray_at_their_limits(key: str, values: tuple[Any, ...]) -> None:
     for value in values:
-        ray_pool._check({**RAY, key: value})
+        ray_pool._check_ray_options({**RAY, key: value})
 
 
 @pytest.mark.parametrize(
@@ -247,7 +249,7 @@ def test_options_of_ray_at_their_limits(key: str, values: tuple[Any, ...]) -> No
 def test_options_of_ray_beyond_their_limits(key: str, values: tuple[Any, ...]) -> None:
     for value in values:
         with pytest.raises(KvbenchError, match=f"hydra.launcher.{key}"):
-            ray_pool._check({**RAY, key: value})
+            ray_pool._check_ray_options({**RAY, key: value})
 
 
 @pytest.mark.parametrize("shared", ["no keeper", "seen", "another probe", "no probe", "not looked for"])
@@ -359,7 +361,7 @@ def stored(here: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(units.job, "composed", composed)
     monkeypatch.setattr(units, "RunStore", run_store)
     monkeypatch.setattr(units.summary, "baseline", lambda store: None)
-    monkeypatch.setattr(units.loggers, "load", load)
+    monkeypatch.setattr(units.loggers, "load_logger", load)
     monkeypatch.setattr(units, "logger_of", lambda options: options)
     monkeypatch.setattr(units, "content_digest", lambda metrics: "digest")
     monkeypatch.setattr(units, "refresh", lambda folder: seen.calls.append(("table", folder)))
@@ -374,11 +376,11 @@ def outcome(**more: Any) -> bytes:
 def test_a_gathered_job_without_a_run_is_recorded(here: Path, stored: SimpleNamespace) -> None:
     (one, *_) = three(here / "s")
     for metrics in (None, {"run_id": None}, {"label": "x"}):
-        units.keep(one, {"job-0002.json": outcome(metrics=metrics)})
+        units.keep_unit_records(one, {"job-0002.json": outcome(metrics=metrics)})
         found = sweep.outcome(here / "s", 2, "token")
         assert found is not None and found["metrics"] == metrics
     assert stored.calls == [("table", here / "s")] * 3
-    units.keep(one, {})
+    units.keep_unit_records(one, {})
     assert len(stored.calls) == 3
 
 
@@ -389,7 +391,7 @@ def test_a_gathered_run_is_sent_once(kind: str, here: Path, stored: SimpleNamesp
     stored.deliveries = {"sent before": {"there": "digest"}, "sent with other content": {"there": "old"}}.get(kind, {})
     stored.failed, stored.place = kind == "failed", None if kind == "nowhere" else "there"
     stored.config = None if kind == "no configuration" else stored.config
-    units.keep(three(here / "s")[0], {"job-0002.json": outcome(metrics={"run_id": "a-run"})})
+    units.keep_unit_records(three(here / "s")[0], {"job-0002.json": outcome(metrics={"run_id": "a-run"})})
     sent = [("begin", [1, 2]), ("finish", "kivi")] * (kind not in ("sent before", "no configuration"))
     recorded = [("recorded", "there", "digest", False)] * (kind in ("new", "sent with other content"))
     assert stored.calls == [*sent, *recorded, ("table", here / "s")]
@@ -402,19 +404,19 @@ def test_a_gathered_run_with_a_wrong_logger_or_a_full_disk_is_said(
 ) -> None:
     stored.config = {"logger": None}
     one = three(here / "s")[0]
-    units.keep(one, {"a": outcome(metrics={"run_id": "a-run"})})
+    units.keep_unit_records(one, {"a": outcome(metrics={"run_id": "a-run"})})
     assert "run a-run: its logger cannot be used (no such logger)" in capsys.readouterr().err
     stored.config = {}
-    units.keep(one, {"a": outcome(metrics={"run_id": "a-run"})})
+    units.keep_unit_records(one, {"a": outcome(metrics={"run_id": "a-run"})})
     assert "its logger cannot be used" in capsys.readouterr().err
 
     def full(*given: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sweep, "record", full)
-    units.keep(one, {"a": outcome()})
+    units.keep_unit_records(one, {"a": outcome()})
     assert "job 3: its record cannot be written: No space left on device." in capsys.readouterr().err
-    units.keep(one, {"a": outcome(overrides=["method=none"], metrics={"run_id": "a-run"})})
+    units.keep_unit_records(one, {"a": outcome(overrides=["method=none"], metrics={"run_id": "a-run"})})
     assert stored.folders[-1] == Path("results/runs"), "of a wrong configuration, the default folder"
 
 
@@ -424,5 +426,5 @@ def test_a_gathered_fp16_run_is_paired_with_its_siblings(
     paired: list[Any] = []
     monkeypatch.setattr(units.summary, "baseline", lambda store: "fp16")
     monkeypatch.setattr(units.summary, "pair_siblings", paired.append)
-    units.keep(three(here / "s")[0], {"a": outcome(metrics={"run_id": "a-run"})})
+    units.keep_unit_records(three(here / "s")[0], {"a": outcome(metrics={"run_id": "a-run"})})
     assert paired == ["fp16"]

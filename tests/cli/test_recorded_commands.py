@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.mini.__main__ import parse as parse_mini
-from kvbench.bench.__main__ import parser
+from experiments.mini.__main__ import parse_mini_options
+from kvbench.bench.__main__ import bench_parser
 from kvbench.bench.command import COMMANDS
-from kvbench.cli.arguments import parse
+from kvbench.cli.arguments import parse_arguments
 from kvbench.cli.compose import Composer
 from kvbench.config import setting
 
@@ -58,15 +58,15 @@ def test_commands_of_the_pages_are_taken(path: Path, command: str) -> None:
     _, _, module, *given = words(command)
     assert importlib.util.find_spec(module) is not None
     if module == "kvbench":
-        arguments = parse(given)
+        arguments = parse_arguments(given)
         jobs = composer().check(arguments.overrides, multirun=arguments.multirun) if arguments.overrides else []
         assert jobs or not arguments.overrides
     elif module == "kvbench.bench" and given:
-        args = parser().parse_args(given)
+        args = bench_parser().parse_args(given)
         for text in getattr(args, "settings", []):
-            setting.parse(text).load()
+            setting.parse_setting(text).load()
     elif module == "experiments.mini":
-        assert parse_mini(given).limit
+        assert parse_mini_options(given).limit
 
 
 def test_pages_hold_commands() -> None:
@@ -84,9 +84,9 @@ FILES = {
 @pytest.mark.parametrize("path", [path for path, command in FILES.items() if command], ids=lambda path: path.name)
 def test_commands_of_the_files_are_taken(path: Path) -> None:
     given = str(FILES[path]).split()
-    args = parser().parse_args(given)
+    args = bench_parser().parse_args(given)
     assert args.command == given[0]
-    settings = [setting.parse(text) for text in getattr(args, "settings", [])]
+    settings = [setting.parse_setting(text) for text in getattr(args, "settings", [])]
     if args.command in COMMANDS:
         assert [str(each) for each in settings] == args.settings
         for each in settings:  # a calibration lay on the machine that measured

@@ -15,14 +15,14 @@ from kvbench.results import store as store_module
 from kvbench.results.samples import UnreadableError
 from kvbench.results.store import RunStore
 from kvbench.runner import sources
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests.run_support import config
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs")
-    return directory, [run(config(directory, name))["run_id"] for name in ("fp16", "kivi")]
+    return directory, [answer_run(config(directory, name))["run_id"] for name in ("fp16", "kivi")]
 
 
 def test_list(runs, capsys):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.page.made import row, run_id, write
+from experiments.page.made import row, run_id, write_made_run
 from kvbench.cli import report, report_runs
 from kvbench.errors import KvbenchError
 from kvbench.results import sweeps
@@ -142,8 +142,8 @@ def test_a_reader_that_leaves_is_no_error(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_forms_of_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path, 1, rows=[row(0, 1.0)])
-    write(tmp_path, 2, rows=[row(0, 0.0)])
+    write_made_run(tmp_path, 1, rows=[row(0, 1.0)])
+    write_made_run(tmp_path, 2, rows=[row(0, 0.0)])
     shown = {}
     for form in ("screen", "markdown", "csv"):
         command = ["--results", str(tmp_path), "--compare", run_id(1), run_id(2), "--format", form]
@@ -154,13 +154,13 @@ def test_forms_of_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_runs_that_cannot_be_read_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (write(tmp_path, 1).path / "metrics.json").write_text("{")
+    (write_made_run(tmp_path, 1).path / "metrics.json").write_text("{")
     assert report.main(["--results", str(tmp_path)]) == 1
     printed = capsys.readouterr().err
     assert printed.count("skipped: ") == 1 and "none of the runs can be read" in printed
     assert report.main(["--results", str(tmp_path), "--show", run_id(1)]) == 1
     with pytest.raises(KvbenchError, match="the name of a run is empty"):
-        report_runs.find([], "")
+        report_runs.find_run([], "")
 
 
 def test_the_runs_of_a_sweep_are_where_its_command_put_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +188,6 @@ def test_a_sweep_with_many_failures_names_the_first_ones(tmp_path: Path) -> None
     more = f"and 2 more; python -m kvbench.report --html --sweep '{one.name}' has all"
     jobs_shown = [f"job {n + 1} failed: setting {n}: error {n}" for n in range(most)]
     counts = f"sweep my sweep: {most + 3} jobs, {most + 2} failed, 1 not started"
-    assert report._text(one, one.progress(), False) == [counts, *jobs_shown, more, last]
-    assert report._text(one, one.progress(), True)[-1] == more, "who drives it goes on"
-    assert report._text(one, one.progress()[1:most], True)[-1] == jobs_shown[-1]
+    assert report._sweep_lines(one, one.progress(), False) == [counts, *jobs_shown, more, last]
+    assert report._sweep_lines(one, one.progress(), True)[-1] == more, "who drives it goes on"
+    assert report._sweep_lines(one, one.progress()[1:most], True)[-1] == jobs_shown[-1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.page.made import run_id, write
+from experiments.page.made import run_id, write_made_run
 from kvbench.cli import report, report_page
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.page.server import PORT
@@ -19,7 +19,7 @@ from tests.publish.sweep_support import write_sweep
 
 
 def asked(*texts: str) -> Any:
-    return report._parser().parse_args(texts)
+    return report._report_parser().parse_args(texts)
 
 
 def test_what_the_options_mean() -> None:
@@ -67,7 +67,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of two runs, below the present one."""
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
-        write(tmp_path / "results" / "runs", number)
+        write_made_run(tmp_path / "results" / "runs", number)
     return tmp_path / "results" / "runs"
 
 
@@ -76,7 +76,7 @@ def test_pages_are_of_one_or_of_several_runs(runs: Path, capsys: pytest.CaptureF
     size = Path("new/page.html").stat().st_size / 1e6
     assert capsys.readouterr().out == f"new/page.html: 2 runs, {size:.2f} MB\n"
     assert len(data_of(Path("new/page.html").read_text())["runs"]) == 2
-    write(Path("other"), 3)
+    write_made_run(Path("other"), 3)
     assert report.main(["--results", "other", "--html"]) == 0
     assert capsys.readouterr().out.startswith("other/report.html: 1 run, ")
 
@@ -112,7 +112,7 @@ def test_a_page_that_cannot_be_written_is_said(
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report_page.atomic, "write", full)
+    monkeypatch.setattr(report_page.atomic, "replace_file", full)
     assert report.main(["--html", "page.html"]) == 1
     printed = capsys.readouterr().err
     assert "page.html: cannot be written: No space left on device" in printed and "--html FILE" in printed
@@ -156,7 +156,7 @@ def test_plots_are_listed_by_file(
 
     files = [Path("plots/a.png"), Path("plots/a.svg")]
     monkeypatch.setattr(report_page, "check_packages", lambda packages: made.append(packages[0]))
-    monkeypatch.setitem(sys.modules, "kvbench.page.figures", SimpleNamespace(figures=figures))
+    monkeypatch.setitem(sys.modules, "kvbench.page.figures", SimpleNamespace(write_plots=figures))
     assert report.main(["--figures", "plots"]) == 0
     assert capsys.readouterr().out == "the title:\n  plots/a.png\n  plots/a.svg\n"
     package, drawn = made
@@ -201,4 +201,4 @@ def test_a_damaged_run_is_skipped_and_an_unreadable_configuration_leaves_out_the
     entry = read(two)
     assert entry is not None and (entry.command, entry.config, dict(entry.changes)) == ("", {}, {})
     with pytest.raises(KvbenchError):
-        report_page.find([], "x")
+        report_page.find_run([], "x")

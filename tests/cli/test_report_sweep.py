@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from experiments.page.made import run_id, write
+from experiments.page.made import run_id, write_made_run
 from kvbench.cli import report
 from kvbench.results import sweeps
 from tests.publish.sweep_support import TOKEN, put, write_sweep
@@ -19,7 +19,7 @@ def results(tmp_path, monkeypatch):
 
 
 def test_a_sweep_is_a_table_and_its_other_jobs_are_named(results, capsys):
-    write_sweep(results, [write(results / "runs", number) for number in (1, 2)])
+    write_sweep(results, [write_made_run(results / "runs", number) for number in (1, 2)])
     assert report.main(["--sweep", "tod"]) == 1
     printed = capsys.readouterr().out
     assert printed.count("kivi int2") >= 1 and "sweep today: 4 jobs, 2 done, 1 failed, 1 not started" in printed
@@ -28,7 +28,7 @@ def test_a_sweep_is_a_table_and_its_other_jobs_are_named(results, capsys):
 
 
 def test_a_finished_sweep_ends_well(results, capsys):
-    store = write(results / "runs", 1)
+    store = write_made_run(results / "runs", 1)
     folder = write_sweep(results, [store])
     for number in (1, 2):
         put(folder, number, metrics=store.metrics())
@@ -37,7 +37,7 @@ def test_a_finished_sweep_ends_well(results, capsys):
 
 
 def test_a_sweep_is_watched_until_no_process_works_on_it(results, capsys, monkeypatch):
-    store = write(results / "runs", 1)
+    store = write_made_run(results / "runs", 1)
     folder = write_sweep(results, [store])
     running = sweeps.running_file(folder, 2)
     running.write_text(json.dumps({**sweeps.here(), "sweep": TOKEN, "run_id": run_id(2)}))

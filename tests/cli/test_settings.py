@@ -30,7 +30,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Config]:
         seen.append(config.plain)
         return {"status": "ok", "error": None, "label": config.plain["method"]["preset"]}
 
-    monkeypatch.setattr(kvbench.runner.run, "run", run)
+    monkeypatch.setattr(kvbench.runner.run, "answer_run", run)
     for name in ("summary", "markdown", "to_csv"):
         monkeypatch.setattr(kvbench.results.tables, name, lambda rows: "TABLE " + " ".join(r["label"] for r in rows))
     monkeypatch.chdir(tmp_path)
@@ -162,9 +162,9 @@ def test_keys_are_checked_without_a_look_at_the_checkpoint(monkeypatch: pytest.M
     """Which keys exist depends on the choices alone; the model's files are read once, for the job itself."""
     from kvbench.cli import compose
 
-    read, filled = [], compose.filled
+    read, filled = [], compose.fill_from_checkpoint
     monkeypatch.setattr(compose, "_COMPOSED", {})
-    monkeypatch.setattr(compose, "filled", lambda *given: read.append(given[2]) or filled(*given))
+    monkeypatch.setattr(compose, "fill_from_checkpoint", lambda *given: read.append(given[2]) or filled(*given))
     with pytest.raises(ConfigError, match=r"method\.residul"):
         Composer().check(["method=kivi", "model=tiny", "method.residul=3"])
     assert read == []

@@ -112,9 +112,9 @@ def test_a_job_that_could_not_begin_fits_the_tables() -> None:
         "runtime": {},
     }
     row = ranking.failed(config, "why")
-    assert "error" in tables.summary([row], 100, color=False)
-    assert tables.to_csv([row]).splitlines()[1].startswith("cocktail,,error")
-    assert "cocktail (error)" in tables.markdown([row])
+    assert "error" in tables.table_text([row], 100, color=False)
+    assert tables.runs_csv([row]).splitlines()[1].startswith("cocktail,,error")
+    assert "cocktail (error)" in tables.runs_markdown([row])
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_a_job_is_announced_marked_and_recorded(
         seen.append((configure(), row()))
         return {"status": "oom", "message": ""}
 
-    monkeypatch.setattr(job, "run", run)
+    monkeypatch.setattr(job, "outcome_of_job", run)
     monkeypatch.setattr(job, "configuration", lambda texts, extra: ("checked", texts, extra))
     monkeypatch.setattr(job, "composed", lambda texts, extra: ("plain", texts, extra))
     value = plan.encoded([Job(number=1, overrides=("a=1", "b=2"), label="")]).strip("'")
@@ -136,7 +136,7 @@ def test_jobs_that_share_a_prefill_have_records_of_their_own(
 
 
 def test_the_status_of_jobs_together_is_that_of_the_last(folder: Path, grouped: list[Any]) -> None:
-    assert unit._together([(0, ["a=1"]), (1, ["a=2"])], folder, None) == "error"
+    assert unit._run_sharing_prefill([(0, ["a=1"]), (1, ["a=2"])], folder, None) == "error"
     assert records(folder)[0]["status"] == "ok"
 
 
@@ -206,8 +206,8 @@ def test_the_table_takes_at_most_a_twentieth_of_the_time(
     """It is 100 seconds old: after a rewriting of one second, 20 seconds had to pass; of six seconds, 120."""
     folder.mkdir()
     monkeypatch.setattr(unit.ranking, "best_first", lambda rows: rows)
-    monkeypatch.setattr(unit.tables, "markdown", lambda rows: f"{len(rows)} rows")
-    monkeypatch.setattr(unit.tables, "to_csv", lambda rows: "csv")
+    monkeypatch.setattr(unit.tables, "runs_markdown", lambda rows: f"{len(rows)} rows")
+    monkeypatch.setattr(unit.tables, "runs_csv", lambda rows: "csv")
     now = unit.time.time()
     unit.refresh(folder)
     assert not (folder / "table.md").exists(), "no row, no table"
@@ -232,8 +232,8 @@ def test_the_table_takes_at_most_a_twentieth_of_the_time(
 def test_a_table_that_another_process_writes_is_left_to_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     sweep.record(folder, 0, {"status": "ok", "number": 0, "overrides": [], "message": "", "metrics": metrics()})
-    monkeypatch.setattr(unit.tables, "markdown", lambda rows: "rows")
-    monkeypatch.setattr(unit.tables, "to_csv", lambda rows: "csv")
+    monkeypatch.setattr(unit.tables, "runs_markdown", lambda rows: "rows")
+    monkeypatch.setattr(unit.tables, "runs_csv", lambda rows: "csv")
     monkeypatch.setattr(unit.ranking, "best_first", lambda rows: rows)
     with unit.FileLock(folder / ".table.lock"):
         unit.refresh(folder)

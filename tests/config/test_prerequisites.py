@@ -58,18 +58,18 @@ def test_a_missing_package_is_said_before_anything_is_loaded(
     line: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kvbench.runner.run.run", lambda config: pytest.fail("was started"))
+    monkeypatch.setattr("kvbench.runner.run.answer_run", lambda config: pytest.fail("was started"))
     assert main(line.split()) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_a_run_from_python_is_refused_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvbench.runner.run import run
+    from kvbench.runner.run import answer_run
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ConfigError, match=r"runtime\.device=cuda: no GPU is visible on this machine"):
-        run(config(tmp_path / "runs", "fp16", runtime={"device": "cuda"}))
+        answer_run(config(tmp_path / "runs", "fp16", runtime={"device": "cuda"}))
     assert not (tmp_path / "runs").exists()
 
 
@@ -176,7 +176,7 @@ def test_what_does_not_fit_or_is_not_there_is_refused_from_the_configuration(
     (tmp_path / "bare" / "config.json").write_text(
         '{"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 4096}'
     )
-    monkeypatch.setattr("kvbench.runner.run.run", lambda config: pytest.fail("was started"))
+    monkeypatch.setattr("kvbench.runner.run.answer_run", lambda config: pytest.fail("was started"))
     assert main(line.split()) == 2
     assert said in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["bare"]
@@ -204,8 +204,8 @@ def test_what_just_fits_is_started(
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
-    monkeypatch.setattr("kvbench.runner.run.run", run)
-    monkeypatch.setattr("kvbench.results.tables.summary", lambda rows: "")
+    monkeypatch.setattr("kvbench.runner.run.answer_run", run)
+    monkeypatch.setattr("kvbench.results.tables.table_text", lambda rows: "")
     assert main(line.split()) == 0, capsys.readouterr().err
     assert len(started) == 1
 

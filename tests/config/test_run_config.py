@@ -12,7 +12,7 @@ import yaml
 from kvbench.cli.compose import Composer
 from kvbench.config.run_config import GROUPS, checked_config
 from kvbench.errors import ConfigError
-from kvbench.util.confdir import groups, options, summary
+from kvbench.util.confdir import choice_summary, config_groups, group_options
 from kvbench.util.schema import bounded, build
 from tests.marks import fast
 from tests.run_support import config
@@ -23,7 +23,7 @@ SUBMITIT = "hydra_plugins.hydra_submitit_launcher"
 #: data sets with prompts of 4k tokens and more
 LONG = ("pg19", "multi_lexsum", "infinitebench_sum", "efficiency/tpot", "efficiency/prefill", "efficiency/memory")
 
-CHOICES = [(group, choice) for group in groups() for choice in options(group)]
+CHOICES = [(group, choice) for group in config_groups() for choice in group_options(group)]
 
 
 def _composed(*overrides: str) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def _composed(*overrides: str) -> dict[str, Any]:
 
 
 #: of the data sets in a folder (tasks of one benchmark) the first
-FIRST = {choice.rpartition("/")[0]: choice for choice in reversed(options("dataset"))}
+FIRST = {choice.rpartition("/")[0]: choice for choice in reversed(group_options("dataset"))}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_every_choice_composes_and_is_accepted(group: str, choice: str) -> None:
         pytest.skip(f"launcher={choice} needs the extra `launch`")
     overrides = [f"{group}={choice}"]
     if group == "quantizer" and choice != "none":  # the default method packs nothing
-        takers = [name for name, path in options("method").items() if choice in _takes(path)]
+        takers = [name for name, path in group_options("method").items() if choice in _takes(path)]
         assert takers, f"no method takes quantizer={choice}"
         overrides.append(f"method={takers[0]}")
     if group == "dataset" and choice in LONG:
@@ -62,9 +62,9 @@ def test_every_choice_composes_and_is_accepted(group: str, choice: str) -> None:
 LIKE_KIVI = {"logquant", "partial_logquant", "keep"}
 
 
-@pytest.mark.parametrize("method", fast(options("method"), options("method").keys() - LIKE_KIVI))
+@pytest.mark.parametrize("method", fast(group_options("method"), group_options("method").keys() - LIKE_KIVI))
 def test_every_quantizer_that_a_method_takes_is_accepted(method: str) -> None:
-    for quantizer in _takes(options("method")[method]):
+    for quantizer in _takes(group_options("method")[method]):
         Composer().check([f"method={method}", f"quantizer={quantizer}"])
 
 
@@ -74,8 +74,8 @@ def _takes(path: Any) -> list[str]:
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
 def test_every_choice_says_what_it_is(group: str, choice: str) -> None:
-    path = options(group)[choice]
-    assert len(summary(path)) > 10, f"{path} must begin with a comment that says what it is: --help shows it"
+    path = group_options(group)[choice]
+    assert len(choice_summary(path)) > 10, f"{path} must begin with a comment that says what it is: --help shows it"
 
 
 def test_the_order_of_the_command_line_wins_over_a_methods_default() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from kvbench.config.setting import parse, parse_list, split, typed, written
+from kvbench.config.setting import parse_list, parse_setting, split_outside_brackets, typed_value, written
 from kvbench.errors import ConfigError
 
 
@@ -30,12 +30,12 @@ from kvbench.errors import ConfigError
     ],
 )  # fmt: skip
 def test_a_setting_is_its_overrides(text, overrides):
-    assert parse(text).overrides() == overrides
-    assert str(parse(text)) == text
+    assert parse_setting(text).overrides() == overrides
+    assert str(parse_setting(text)) == text
 
 
 def test_values_of_layers_stay_whole():
-    assert parse("kivi:int4:layers=[0-1:fp16,2-29:int4]").fields == {"layers": ["0-1:fp16", "2-29:int4"]}
+    assert parse_setting("kivi:int4:layers=[0-1:fp16,2-29:int4]").fields == {"layers": ["0-1:fp16", "2-29:int4"]}
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_values_of_layers_stay_whole():
      "{encoder:bm25,n:[1,2]}", "10/30/", "'10/20'", "[]", "{}"],
 )  # fmt: skip
 def test_values_mean_to_hydra_what_they_mean_here(text):
-    value = typed(text)
+    value = typed_value(text)
     parsed = OverridesParser.create().parse_override(f"key={written(value)}").value()
     read = parsed.text if hasattr(parsed, "text") else parsed
     assert read == value and type(read) is type(value)
-    assert typed(written(value)) == value
+    assert typed_value(written(value)) == value
 
 
 def test_lists_of_settings():
@@ -76,26 +76,26 @@ def test_lists_of_settings():
 )
 def test_malformed_settings_are_refused(text, message):
     with pytest.raises(ConfigError) as caught:
-        parse(text)
+        parse_setting(text)
     assert message in str(caught.value)
 
 
 def test_brackets_and_quotes_hold_marks():
-    assert split("a=[1:2]:b", ":") == ["a=[1:2]", "b"]
-    assert split("a='x,y',{c:[1,2]}", ",") == ["a='x,y'", "{c:[1,2]}"]
+    assert split_outside_brackets("a=[1:2]:b", ":") == ["a=[1:2]", "b"]
+    assert split_outside_brackets("a='x,y',{c:[1,2]}", ",") == ["a='x,y'", "{c:[1,2]}"]
 
 
 def test_methods_as_they_are_typed():
-    assert parse("fp16").load().quantizer is None
-    kivi = parse("kivi:int4_g128").load()
+    assert parse_setting("fp16").load().quantizer is None
+    kivi = parse_setting("kivi:int4_g128").load()
     formats = kivi.quantizer
     assert (formats.key.group_size, formats.value.group_size, formats.key.bits) == (128, "head_dim", 4)
-    kivi = parse("kivi:int2:residual=64,quantizer.key.group_size=64,sinks=2").load()
+    kivi = parse_setting("kivi:int2:residual=64,quantizer.key.group_size=64,sinks=2").load()
     assert (kivi.residual, kivi.sinks, kivi.quantizer.key.group_size) == (64, 2, 64)
-    assert parse("kivi:quantizer.key.bits=4").load().quantizer.key.bits == 4
-    assert parse("logquant:int2_g128:window=64,reserved=192").load().W == 64
+    assert parse_setting("kivi:quantizer.key.bits=4").load().quantizer.key.bits == 4
+    assert parse_setting("logquant:int2_g128:window=64,reserved=192").load().W == 64
     for text in ("cocktail:split=[10,30,60],encoder=bm25", "cocktail:split=10/30/60:encoder=bm25"):
-        assert parse(text).load().split == (10, 30, 60)
+        assert parse_setting(text).load().split == (10, 30, 60)
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_methods_as_they_are_typed():
 )
 def test_wrong_names_and_values_are_refused(text, message):
     with pytest.raises(ConfigError, match=message):
-        parse(text).load()
+        parse_setting(text).load()

@@ -22,12 +22,12 @@ STEPS = (1, 1, 2, 1, 5, 1, 1, 1)
 @contextmanager
 def deferred(monkeypatch):
     """Encode what is appended inside at the end, from where it lay."""
-    jobs, plain, thin = [], PackedSegment._encode, thin_together.run
+    jobs, plain, thin = [], PackedSegment._encode, thin_together.thin_windows
     monkeypatch.setattr(PackedSegment, "_encode", lambda *job: jobs.append((plain, job)))
-    monkeypatch.setattr(thin_together, "run", lambda *job: jobs.append((thin, job)))
+    monkeypatch.setattr(thin_together, "thin_windows", lambda *job: jobs.append((thin, job)))
     yield
     monkeypatch.setattr(PackedSegment, "_encode", plain)
-    monkeypatch.setattr(thin_together, "run", thin)
+    monkeypatch.setattr(thin_together, "thin_windows", thin)
     for run, job in jobs:
         run(*job)
 

@@ -17,7 +17,7 @@ from kvbench.cache import KVCache, Parts, Prompts
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding import Generation, Sampling, generate
 from kvbench.methods import KeepMethod, Method, RecencyMethod, ScoredMethod, load_method
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 from tests import slow, zoo
 
 SLOW = pytest.mark.slow
@@ -78,7 +78,7 @@ def cases(slow_variants: Collection[str]) -> list:
         pytest.param(name, None, id=name.replace(":", "-"), marks=SLOW if name in slow_variants else ())
         for name in VARIANTS
     ]
-    for name in [*options("method"), *map(str, TOYS)]:
+    for name in [*group_options("method"), *map(str, TOYS)]:
         for number, quantizer in enumerate(load_method(name).takes[:2]):
             marks = [pytest.mark.skipif(bool(MISSING.get(name)), reason=MISSING.get(name, ""))]
             marks += [SLOW] * number

@@ -20,7 +20,7 @@ class Oracle:
         counts = [[tuple(line) for line in row] for row in work.table.tolist()]
         if work.received is not None:
             observed(query, work, counts, scaling)
-        return synthetic.exact(query, replace(work, counts=counts), scaling).to(query.dtype)
+        return synthetic.dequantized_attention(query, replace(work, counts=counts), scaling).to(query.dtype)
 
 
 def observed(query: Tensor, work: Work, counts: list[Any], scaling: float) -> None:
@@ -38,7 +38,7 @@ def observed(query: Tensor, work: Work, counts: list[Any], scaling: float) -> No
 
 
 def part(segment: Any, channels: int, upper: bool = False) -> Part:
-    """:func:`kvbench.attention.phases.part`, whatever the dtype."""
+    """:func:`kvbench.attention.phases.describe_part`, whatever the dtype."""
     if not segment.packed:
         return Part(phases.Format("full", 16), buffer=segment.buffer)
     quantizer = segment.quantizer

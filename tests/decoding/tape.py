@@ -98,7 +98,7 @@ class Kernel:
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture passes on tapes, with the oracle as their kernel."""
-    monkeypatch.setattr(phases, "part", part)
+    monkeypatch.setattr(phases, "describe_part", part)
     monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Kernel))
     monkeypatch.setattr(graphs, "Segments", Taped)
     monkeypatch.setattr(graphs, "aside", lambda devices: nullcontext())

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kvbench.attention import fused, phases
 from kvbench.decoding import compiled, graphs, joined, speculative
-from kvbench.decoding.autoregressive import decode
+from kvbench.decoding.autoregressive import decode_eagerly
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.recorded import Step
 from kvbench.decoding.rounds import CapturedRounds
@@ -247,7 +247,7 @@ def test_a_compiled_step_of_one_row_gives_the_tokens_of_eager_steps(
     llama: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A whole answer over a packed cache, through the compiler's front: four products a layer, every step."""
-    monkeypatch.setattr(phases, "part", part)
+    monkeypatch.setattr(phases, "describe_part", part)
     monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
     compiler, products, plain = torch.compile, [], matvec.served
     # no C++ compiler is needed for this back end
@@ -265,9 +265,9 @@ def test_a_compiled_step_of_one_row_gives_the_tokens_of_eager_steps(
             captured = graphs.Captured(Step(llama, cache, token, lengths, sampling), capture=False)
             with compiled.around(llama, True, rows=1):
                 captured.first()
-                graphs.decode(captured, token, stopping, new)
+                graphs.decode_captured(captured, token, stopping, new)
         else:
-            decode(
+            decode_eagerly(
                 llama, cache, token, torch.ones_like(ids), lengths, stopping, Sampling(), Sampling().generators(1), new
             )
         answers.append((stopping.tokens, cache.bill().used))
@@ -306,7 +306,7 @@ def test_joined_4_bit_layers_are_slices_of_one_product(llama: nn.Module) -> None
 @pytest.mark.slow  # 4 s
 def test_draft_and_verification_are_compiled_apart(llama: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens of eager rounds; a draft has four products a layer and the head's in 4 bits, a verification four in 16."""
-    monkeypatch.setattr(phases, "part", part)
+    monkeypatch.setattr(phases, "describe_part", part)
     monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
     compiler, four, sixteen = torch.compile, [], []
 
@@ -318,8 +318,8 @@ def test_draft_and_verification_are_compiled_apart(llama: nn.Module, monkeypatch
         counts.append((passes.drafting, len(four), len(sixteen)))
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend="aot_eager"))
-    plain, served = linear_int4.plain, matvec.served
-    monkeypatch.setattr(linear_int4, "plain", lambda *given: four.append(given[1].rows) or plain(*given))
+    plain, served = linear_int4.dequantized_product, matvec.served
+    monkeypatch.setattr(linear_int4, "dequantized_product", lambda *given: four.append(given[1].rows) or plain(*given))
     monkeypatch.setattr(matvec, "served", lambda *given: sixteen.append(len(given[0][0])) or served(*given))
     torch._dynamo.reset()
     method, layers = small(32, gamma=3, draft_weights="int4_all"), len(llama.model.layers)
@@ -333,12 +333,12 @@ def test_draft_and_verification_are_compiled_apart(llama: nn.Module, monkeypatch
         stopping, counts = Stopping(1, (), (), None), []
         rest = (stopping, Sampling(), Sampling().generators(1), 30, 0, method.speculation)
         if not captured:
-            speculative.decode(llama, cache, token, *rest)
+            speculative.speculative_decode(llama, cache, token, *rest)
         else:
             engine.prepare()
             for passes in (engine.draft, engine.verifications[3]):
                 monkeypatch.setattr(passes, "replay", partial(counted, llama, passes, passes.replay, counts))
-            speculative.decode(llama, cache, token, *rest, engine)
+            speculative.speculative_decode(llama, cache, token, *rest, engine)
             assert set(counts) == {(True, 4 * layers + 1, 0), (False, 0, 4 * layers)}
         answers.append((stopping.tokens, cache.bill().used))
     assert answers[0] == answers[1]

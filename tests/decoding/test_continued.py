@@ -28,7 +28,7 @@ SAMPLED = Sampling(0.9, 0.95, 7)
 @pytest.fixture
 def oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes recorded by an oracle on a CPU, which no reason keeps from being tried."""
-    monkeypatch.setattr(phases, "part", part)
+    monkeypatch.setattr(phases, "describe_part", part)
     monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
     monkeypatch.setattr(recordable, "eager_reason", lambda *asked: None)
     plain = graphs.Captured.__init__
@@ -176,12 +176,12 @@ def test_tokens_arrive_in_the_order_of_their_steps() -> None:
 def test_kernels_are_compiled_once_for_each_kind_of_segment(oracle: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first step: keys and values of one format each, though there are two layers of them."""
     packs: list[Any] = []
-    monkeypatch.setattr(recorded, "warm", lambda segment, x: packs.append((segment.side, tuple(x.shape))))
+    monkeypatch.setattr(recorded, "warm_packing", lambda segment, x: packs.append((segment.side, tuple(x.shape))))
     _, captured = started(load_method("kivi", quantizer="int4", residual=32))
     captured.step.warm()
     assert packs == [("key", (2, 2, 1, 64)), ("value", (2, 2, 1, 64))]
     rolls: list[Any] = []
-    monkeypatch.setattr(roll_together, "warm", lambda window: rolls.append(window.turn is None))
+    monkeypatch.setattr(roll_together, "warm_rolling", lambda window: rolls.append(window.turn is None))
     _, captured = started(load_method("streamingllm", budget=32))
     captured.step.warm()
     assert rolls == [False, True] and len(packs) == 2  # keys are turned, values are not

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.decoding.sampling import Sampling, draw, probabilities
+from kvbench.decoding.sampling import Sampling, pick_tokens, probabilities
 
 
 def test_draws_follow_the_distribution() -> None:
     """Inverse of the sums: exact at the borders, nothing of probability 0, right shares."""
     probs = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
     for uniform, wanted in ((0.0, 1), (0.2499, 1), (0.2501, 3), (0.999999940395, 3)):
-        assert int(draw(probs, torch.tensor([uniform]))) == wanted
-    many = draw(probs.expand(100_000, -1), torch.rand(100_000, generator=torch.Generator().manual_seed(0)))
+        assert int(pick_tokens(probs, torch.tensor([uniform]))) == wanted
+    many = pick_tokens(probs.expand(100_000, -1), torch.rand(100_000, generator=torch.Generator().manual_seed(0)))
     assert abs((many == 1).float().mean() - 0.25) < 0.005
     assert set(many.tolist()) == {1, 3}
 
@@ -25,9 +25,9 @@ def test_sums_that_change_where_nothing_can_be_drawn_draw_nothing(monkeypatch: p
     rounded = torch.tensor([[0.0, 0.5, 0.50001, 0.99999, 1.0]])
     monkeypatch.setattr(Tensor, "cumsum", lambda self, dim: rounded)
     for uniform, wanted in ((0.3, 1), (0.500005, 3), (0.999999, 3)):
-        assert int(draw(probs, torch.tensor([uniform]))) == wanted
+        assert int(pick_tokens(probs, torch.tensor([uniform]))) == wanted
     monkeypatch.undo()
-    assert int(draw(torch.full((1, 5), float("nan")), torch.tensor([0.5]))) == 0
+    assert int(pick_tokens(torch.full((1, 5), float("nan")), torch.tensor([0.5]))) == 0
 
 
 def test_each_row_has_a_seed_of_its_own() -> None:

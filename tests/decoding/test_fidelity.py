@@ -14,7 +14,7 @@ import torch
 from kvbench.attention import fused, phases
 from kvbench.cache import KVCache
 from kvbench.decoding.fidelity import FinalStates, follow, simulate
-from kvbench.decoding.head import Head, compare, digests
+from kvbench.decoding.head import Head, compare_logits, digests
 from kvbench.decoding.passes import forward, prefill
 from kvbench.decoding.probe import layer_errors
 from kvbench.errors import ModelError
@@ -52,14 +52,14 @@ def test_logits_compared_on_a_device_equal_the_reference() -> None:
             continue
         tensors = [torch.from_numpy(arrays[f"{name}_{case}"]) for name in ("base_logits", "test_logits", "target")]
         base, test, target = tensors[0].float(), tensors[1].float(), tensors[2].long()
-        computed = compare(base, test, target)
+        computed = compare_logits(base, test, target)
         limit = 1e-9 * np.maximum(np.abs(arrays[f"kld_{case}"]), 1e-6)
         assert (np.abs(computed.positions.kld - arrays[f"kld_{case}"]) <= limit).all()
         assert np.abs(computed.positions.change - arrays[f"dp_{case}"]).max() < 1e-12
         assert (computed.positions.same_top == arrays[f"same_top_{case}"]).all()
         best = np.sort(fidelity.log_softmax(arrays[f"base_logits_{case}"]), -1)
         assert np.allclose(computed.gap, best[:, -1] - best[:, -2], rtol=1e-12)
-        rounded = compare(base, test, target, "llamacpp")
+        rounded = compare_logits(base, test, target, "llamacpp")
         assert np.abs(rounded.positions.kld - arrays[f"llamacpp_kld_{case}"]).max() < 5e-6
 
 
@@ -68,7 +68,7 @@ def test_a_vocabulary_in_another_order_has_the_same_divergence() -> None:
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     target = torch.arange(5)
     moved = order.argsort()[target]
-    plain, other = compare(*logits, target), compare(*logits[..., order], moved)
+    plain, other = compare_logits(*logits, target), compare_logits(*logits[..., order], moved)
     assert np.allclose(plain.positions.kld, other.positions.kld, rtol=1e-12)
     assert np.allclose(plain.positions.change, other.positions.change, rtol=1e-12)
 
@@ -115,7 +115,7 @@ def test_a_2_bit_cache_diverges_only_where_it_is_read() -> None:
 
 
 def test_recorded_steps_store_the_states_of_eager_ones(monkeypatch) -> None:
-    monkeypatch.setattr(phases, "part", part)
+    monkeypatch.setattr(phases, "describe_part", part)
     monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
     model, (ids, mask) = zoo.restless(), text()
     for name, options in (("fp16", {}), ("kivi", {"quantizer": "int4", "residual": 32})):

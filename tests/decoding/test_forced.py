@@ -30,7 +30,7 @@ SETTINGS = {
 @pytest.fixture
 def oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve recorded steps by the oracle."""
-    monkeypatch.setattr(phases, "part", part)
+    monkeypatch.setattr(phases, "describe_part", part)
     monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
 
 
@@ -71,7 +71,7 @@ def test_a_step_that_cannot_be_recorded_leaves_the_cache_as_it_was(monkeypatch) 
     def refuse(*args: Any) -> None:
         raise NotServed("no kernel")
 
-    monkeypatch.setattr(fused, "check", refuse)
+    monkeypatch.setattr(fused, "check_plain_causal", refuse)
     assert forced_nll(model, cache, ids, [PROMPT] * 2, lengths, capture=False) is None
     assert cache.get_seq_length() == PROMPT
     assert forced_nll(model, cache, ids, [PROMPT] * 2, lengths, graphs="always") is None  # no graphs on a CPU

@@ -13,7 +13,7 @@ from kvbench.attention import fused, phases
 from kvbench.attention.recorded import recording
 from kvbench.cache.kernels import at_once
 from kvbench.decoding import graphs, recordable
-from kvbench.decoding.autoregressive import decode, generate
+from kvbench.decoding.autoregressive import decode_eagerly, generate
 from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.recorded import Step
@@ -33,10 +33,10 @@ PROMPT, NEW = 150, 90
 @pytest.fixture
 def oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve recorded steps by the oracle."""
-    monkeypatch.setattr(phases, "part", part)
+    monkeypatch.setattr(phases, "describe_part", part)
     monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
-    monkeypatch.setattr(at_once, "quantize", packed_by_torch)
-    monkeypatch.setattr(at_once, "refuses", lambda segments: None)  # the models here are fp32
+    monkeypatch.setattr(at_once, "pack_new_tokens", packed_by_torch)
+    monkeypatch.setattr(at_once, "packing_refusal", lambda segments: None)  # the models here are fp32
 
 
 def packed_by_torch(segments: Any, key: Tensor, value: Tensor, places: Tensor) -> None:
@@ -60,7 +60,7 @@ def started(
 def eagerly(method: Any, new: int = NEW, sampling: Sampling | None = None, eos: tuple[int, ...] = ()) -> Any:
     model, cache, token, mask, lengths = started(method, new)
     stopping, sampling = Stopping(2, eos, (), None), sampling or Sampling()
-    decode(model, cache, token, mask, lengths, stopping, sampling, sampling.generators(2), new)
+    decode_eagerly(model, cache, token, mask, lengths, stopping, sampling, sampling.generators(2), new)
     return stopping.tokens, cache
 
 
@@ -69,11 +69,11 @@ def recorded(
 ) -> Any:
     model, cache, token, _, lengths = started(method, new, **cache_options)
     sampling = sampling or Sampling()
-    numbers = graphs.uniforms(sampling, sampling.generators(2), new - 1)
+    numbers = graphs.draw_step_uniforms(sampling, sampling.generators(2), new - 1)
     captured = graphs.Captured(Step(model, cache, token, lengths, sampling, numbers), capture=False)
     captured.first()
     stopping = Stopping(2, eos, (), None)
-    steps = graphs.decode(captured, token, stopping, new)
+    steps = graphs.decode_captured(captured, token, stopping, new)
     return stopping.tokens, cache, captured, steps
 
 
@@ -198,7 +198,7 @@ def test_an_answer_that_ends_at_once_leaves_no_step(oracle: None) -> None:
     model, cache, token, _, lengths = started(load_method("fp16"))
     captured = graphs.Captured(Step(model, cache, token, lengths, Sampling()), capture=False)
     captured.first()
-    assert graphs.decode(captured, token, Stopping(2, token.tolist(), (), None), NEW) == []
+    assert graphs.decode_captured(captured, token, Stopping(2, token.tolist(), (), None), NEW) == []
     assert cache.get_seq_length() == PROMPT
 
 
@@ -227,7 +227,7 @@ def test_what_no_kernel_serves_is_refused_and_leaves_the_cache_alone(method: Any
         captured.first()
     assert cache.get_seq_length() == before
     stopping = Stopping(2, (), (), None)
-    decode(model, cache, token, mask, lengths, stopping, Sampling(), Sampling().generators(2), 8)
+    decode_eagerly(model, cache, token, mask, lengths, stopping, Sampling(), Sampling().generators(2), 8)
     assert [len(row) for row in stopping.tokens] == [8, 8]
     assert cache.get_seq_length() == before + 7
 
@@ -240,7 +240,7 @@ def test_nan_in_the_cache_is_named(oracle: None) -> None:
     captured.first()
     cache.layers[1].stores()[1].tail.buffer.fill_(float("nan"))
     with pytest.raises(NonFiniteError, match="layer 1: NaN or Inf in the value"):
-        graphs.decode(captured, token, Stopping(2, (), (), None), NEW)
+        graphs.decode_captured(captured, token, Stopping(2, (), (), None), NEW)
 
 
 @torch.inference_mode()
@@ -286,7 +286,7 @@ def test_a_rehearsal_of_the_last_step_stays_in_bounds(oracle: None) -> None:
     """Warm-ups run a step several times; draws and drafts have places for as many steps as there are."""
     sampling = Sampling(1.0, seed=3)
     model, cache, token, _, lengths = started(load_method("fp16"))
-    numbers = graphs.uniforms(sampling, sampling.generators(2), 1)
+    numbers = graphs.draw_step_uniforms(sampling, sampling.generators(2), 1)
     drawn = Step(model, cache, token, lengths, sampling, numbers)
     shared = Shared(2, 1, sampling, None, zoo.VOCABULARY, token.device)
     ledger = Ledger(cache, 2, token.device)
@@ -318,7 +318,7 @@ def test_a_copy_of_the_cache_meets_formats_by_itself(oracle: None) -> None:
     twin.take_back([1, 1])
     other = graphs.Captured(Step(model, twin, token, lengths, Sampling()), capture=False)
     other.first()
-    graphs.decode(other, token, Stopping(2, (), (), None), NEW)
+    graphs.decode_captured(other, token, Stopping(2, (), (), None), NEW)
     assert other.captures > 1
     captured.replay()
     captured.next()

@@ -43,7 +43,7 @@ def answer(model: Any, method: Any, how: str, **more: Any) -> Any:
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured steps run their code, with an oracle as kernel."""
-    monkeypatch.setattr(phases, "part", part)
+    monkeypatch.setattr(phases, "describe_part", part)
     monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
     plain = graphs.Captured.__init__
     monkeypatch.setattr(
@@ -142,10 +142,10 @@ def test_slots_in_another_order_hide_nothing_silently() -> None:
     layer = KVLayer(load_method("fp16"), 0, zoo.Progress(), 30)
     zoo.feed(layer, *zoo.random_kv(20))
     layer.order = [torch.arange(20).flip(0)]
-    assert phases.lines(layer)[0]
+    assert phases.divide_into_phases(layer)[0]
     layer.window = 10
     with pytest.raises(NotServed, match="not in the order of the text"):
-        phases.lines(layer)
+        phases.divide_into_phases(layer)
 
 
 def test_tokens_are_not_packed_late_where_others_move() -> None:

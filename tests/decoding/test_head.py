@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvbench.decoding import head as heads
-from kvbench.decoding.head import Head, compare, digests
+from kvbench.decoding.head import Head, compare_logits, digests
 from kvbench.errors import ModelError
 
 STATES = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
@@ -103,7 +103,7 @@ def test_logits_may_differ_by_a_share_of_the_largest_one(dtype, share, size) -> 
 @pytest.mark.parametrize("rows", [1, 4, 6, 100])
 def test_positions_in_parts_are_compared_as_at_once(rows, statistics, monkeypatch) -> None:
     head = Head(Model(linear()))  # type: ignore[arg-type]
-    whole = compare(head.logits(STATES), head.logits(OTHERS), TARGET, statistics)
+    whole = compare_logits(head.logits(STATES), head.logits(OTHERS), TARGET, statistics)
     monkeypatch.setattr(heads, "LOGITS", rows * 20)
     found = head.compare(STATES, OTHERS, TARGET, statistics)
     for name in ("kld", "change", "same_top", "nll_base", "nll"):
@@ -123,14 +123,14 @@ def test_no_position_is_compared_to_nothing() -> None:
 def test_predictions_are_compared_by_hand() -> None:
     """Probabilities of 1/2, 1/4, 1/4 and of 1/4, 1/2, 1/4."""
     base, candidate = (torch.tensor([p]).log() for p in ([0.5, 0.25, 0.25], [0.25, 0.5, 0.25]))
-    found = compare(base, candidate, torch.tensor([0]))
+    found = compare_logits(base, candidate, torch.tensor([0]))
     assert found.positions.kld == pytest.approx(0.25 * np.log(2)) and found.positions.change == pytest.approx(-0.25)
     assert found.positions.nll_base == pytest.approx(np.log(2)) and found.positions.nll == pytest.approx(np.log(4))
     assert found.gap == pytest.approx(np.log(2)) and found.top.tolist() == [0]
     assert found.positions.same_top.tolist() == [False]
-    same = compare(base, base * 1.0, torch.tensor([2]))
+    same = compare_logits(base, base * 1.0, torch.tensor([2]))
     assert same.positions.kld == 0 and same.positions.same_top.tolist() == [True]
-    never = compare(torch.tensor([[0.0, float("-inf"), 0.0]]), torch.zeros(1, 3), torch.tensor([0]))
+    never = compare_logits(torch.tensor([[0.0, float("-inf"), 0.0]]), torch.zeros(1, 3), torch.tensor([0]))
     assert never.positions.kld == pytest.approx(np.log(1.5))  # what has no probability adds nothing
 
 

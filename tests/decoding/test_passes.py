@@ -12,7 +12,7 @@ import torch
 from kvbench.cache import KVCache, Prompts
 from kvbench.decoding import passes
 from kvbench.decoding.autoregressive import answer_nll
-from kvbench.decoding.passes import groups, prefill
+from kvbench.decoding.passes import prefill, prefill_groups
 from kvbench.errors import CacheError
 from kvbench.methods import load_method
 from tests import zoo
@@ -42,7 +42,7 @@ def cache_of(takes: bool = True, prompts: bool = True) -> Any:
     ],
 )
 def test_prompts_share_a_pass_up_to_so_many_tokens(rows: Any, width: int, mask: Any, cache: Any, sizes: Any) -> None:
-    computed = groups(cache, 5, width, mask, rows)
+    computed = prefill_groups(cache, 5, width, mask, rows)
     assert [part.stop - part.start for part in computed] == sizes
     assert computed[0].start == 0 and all(a.stop == b.start for a, b in pairwise(computed))
 

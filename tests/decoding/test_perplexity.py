@@ -11,14 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import kvbench
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.decoding.passes import forward, prefill
 from kvbench.decoding.perplexity import PASS, decode_nll, exact_chunk, forward_nll, pass_tokens, simulated_nll
 from kvbench.errors import ConfigError
 from kvbench.models.random_weights import hf_config, random_model
 from kvbench.models.spec import ModelConfig
 from kvbench.runner.perplexity import check_mode
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from kvbench.tasks.perplexity import Perplexity
 from kvbench.util.attachment import Placement, record_placement
 from kvbench.util.schema import build
@@ -176,7 +176,7 @@ def test_on_the_bundled_model_only_codes_at_a_border_differ(name, options):
 def fitted(name, options):
     """A method with groups that fit the bundled model and a text of 80 tokens."""
     if name == "quantspec":
-        return parse("quantspec:hierarchical:gamma=0:sensitive_layers=2:quantizer.key.group_size=32").load()
+        return parse_setting("quantspec:hierarchical:gamma=0:sensitive_layers=2:quantizer.key.group_size=32").load()
     return kvbench.load_method(name, **options)
 
 
@@ -252,7 +252,7 @@ def test_rows_tables_and_pairs(tmp_path: Path, text: Path):
         made = config(tmp_path, name)
         made["dataset"] = settings(text)
         made["runtime"]["batch_size"] = 3
-        runs[name] = run(made)
+        runs[name] = answer_run(made)
     for result in runs.values():
         assert result["status"] == "ok"
         entry = result["scores"]["text@96"]["perplexity"]
@@ -262,20 +262,20 @@ def test_rows_tables_and_pairs(tmp_path: Path, text: Path):
         # the tokenizer is one of bytes
         assert math.isclose(entry["bits_per_byte"], math.log2(entry["ppl"]), rel_tol=0.02)
     assert runs["kivi"]["scores"]["text@96"]["perplexity"]["vs_fp16"]["n"] == 4
-    from kvbench.results.tables import markdown, summary
+    from kvbench.results.tables import runs_markdown, table_text
 
-    assert "ppl" in summary(list(runs.values()))
-    assert "ppl" in markdown(list(runs.values()))
+    assert "ppl" in table_text(list(runs.values()))
+    assert "ppl" in runs_markdown(list(runs.values()))
     again = config(tmp_path, "kivi")
     again["dataset"] = settings(text)
-    assert run(again)["run_id"] == runs["kivi"]["run_id"]
+    assert answer_run(again)["run_id"] == runs["kivi"]["run_id"]
 
 
 def test_a_window_longer_than_the_model_is_refused(tmp_path: Path, text: Path):
     made = config(tmp_path, "fp16")
     made["dataset"] = settings(text, window=600, limit=1)
     with pytest.raises(ConfigError, match="exceeds the model's limit"):
-        run(made)
+        answer_run(made)
     assert not list(tmp_path.glob("*-*"))
 
 
@@ -284,7 +284,7 @@ def test_fp16_mode_equals_decode(tmp_path: Path, text: Path):
     for mode in ("decode", "simulated", "fp16"):
         made = config(tmp_path, "fp16")
         made["dataset"] = settings(text, mode=mode)
-        found[mode] = run(made)["scores"]["text@96"]["perplexity"]["ppl"]
+        found[mode] = answer_run(made)["scores"]["text@96"]["perplexity"]["ppl"]
     assert math.isclose(found["decode"], found["fp16"], rel_tol=1e-3)
     assert math.isclose(found["simulated"], found["fp16"], rel_tol=1e-3)
 
@@ -295,7 +295,7 @@ def test_sliding_windows_that_count_from_different_tokens_are_scored_as_alone(tm
     for batch in (1, 3):
         made = config(tmp_path / str(batch), "fp16", runtime={"batch_size": batch})
         made["dataset"] = settings(text, mode="fp16", stride=64, limit=3)
-        rows = store_of(run(made)).samples().rows
+        rows = store_of(answer_run(made)).samples().rows
         nll[batch] = {name: row["nll"] for name, row in rows.items()}
     assert [each["n"] for each in nll[3].values()] == [95, 64, 64]
     for name, alone in nll[1].items():

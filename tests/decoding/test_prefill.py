@@ -65,7 +65,7 @@ def test_beside_the_store_a_prefill_needs_its_output_and_one_layer_at_most(name,
         entry, fresh = census.current, not key.layer.sealed
         if fresh:
             census.phase("attention")
-        out = register.attention(module, query, key, *others, **more)
+        out = register.model_attention(module, query, key, *others, **more)
         if fresh:
             census.phase("end")
             stored = sum(
@@ -193,7 +193,7 @@ def test_long_prompts_are_served_by_the_fastest_back_end_and_by_torchs_own_alike
     found, served = {}, {}
     mask = real if padded else None
     for backend in ("auto", "stock"):
-        found[backend], served[backend] = prefill.attend(Grouped(), query, keys, values, mask, None, {}, backend)
+        found[backend], served[backend] = prefill.attend_prompt(Grouped(), query, keys, values, mask, None, {}, backend)
     torch.testing.assert_close(found["auto"], found["stock"], atol=1e-2, rtol=2e-2)
     newest = query[0, :2, -1:].float() @ keys[0, 0].float().T * 128**-0.5  # two heads of one group
     if padded:

@@ -12,7 +12,7 @@ import torch
 from kvbench.attention import fused, phases
 from kvbench.attention.phases import NotServed
 from kvbench.cache.kernels import at_once
-from kvbench.decoding.recordable import STATES, check, check_eager, expected
+from kvbench.decoding.recordable import STATES, check_eager, check_recordable, expected
 
 
 def layer(**changes: Any) -> Any:
@@ -31,7 +31,7 @@ def layer(**changes: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_once, "refuses", lambda packed: None)
+    monkeypatch.setattr(at_once, "packing_refusal", lambda packed: None)
 
 
 def test_new_tokens_of_a_step_are_packed_by_a_kernel() -> None:
@@ -57,7 +57,7 @@ def test_what_a_kernel_cannot_pack_is_refused(changes: dict[str, Any], count: in
 
 
 def test_a_format_without_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_once, "refuses", lambda packed: f"{packed} have no kernel")
+    monkeypatch.setattr(at_once, "packing_refusal", lambda packed: f"{packed} have no kernel")
     with pytest.raises(NotServed, match="before they attend, and segments have no kernel"):
         check_eager(layer(), 1)
 
@@ -68,28 +68,28 @@ def cache(monkeypatch: pytest.MonkeyPatch, seen: list[Any], **traits: Any) -> An
     one = SimpleNamespace(
         method=method, stores=lambda: stores, key_dim=64, value_dim=32, progress=SimpleNamespace(max_length=90)
     )
-    monkeypatch.setattr(fused, "check", lambda *asked: seen.append(asked[1:]))
-    monkeypatch.setattr(phases, "part", lambda *asked: seen.append(asked))
+    monkeypatch.setattr(fused, "check_plain_causal", lambda *asked: seen.append(asked[1:]))
+    monkeypatch.setattr(phases, "describe_part", lambda *asked: seen.append(asked))
     return SimpleNamespace(state_layers=[], method=method, kv_layers=[one])
 
 
 @pytest.mark.parametrize("upper", [False, True])
 def test_every_segment_of_every_layer_is_looked_at(upper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    check(cache(monkeypatch, seen), 3, upper=upper, observed=False)
+    check_recordable(cache(monkeypatch, seen), 3, upper=upper, observed=False)
     parts = [("keys", 64, upper), ("tail", 64, upper), ("values", 32, upper), ("tail", 32, upper)]
     assert seen == [(None, 3, 93), *parts]
 
 
 def test_states_and_unseen_attention_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     observing = cache(monkeypatch, [], observe_steps=True)
-    check(observing, 1, upper=False, observed=True)
+    check_recordable(observing, 1, upper=False, observed=True)
     with pytest.raises(NotServed, match="needs attention weights to be added after every step"):
-        check(observing, 1, upper=False, observed=False)
+        check_recordable(observing, 1, upper=False, observed=False)
     hybrid = cache(monkeypatch, [])
     hybrid.state_layers = [torch.zeros(1)]
     with pytest.raises(NotServed) as raised:
-        check(hybrid, 1, upper=False, observed=True)
+        check_recordable(hybrid, 1, upper=False, observed=True)
     assert str(raised.value) == STATES
 
 

@@ -32,7 +32,7 @@ PROMPTS, NEW, GAMMA = [150, 143], 26, 4
 @pytest.fixture
 def oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve recorded passes by the oracle."""
-    monkeypatch.setattr(phases, "part", part)
+    monkeypatch.setattr(phases, "describe_part", part)
     monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
 
 
@@ -55,7 +55,7 @@ def rounds(method: Any, captured: bool, sampling: Sampling) -> tuple[Any, Any, A
         assert cache.get_seq_length() == max(PROMPTS)
     stopping = Stopping(2, (), (), None)
     rest = (stopping, sampling, sampling.generators(2), NEW, 0, method.speculation)
-    return stopping.tokens, speculative.decode(model, cache, token, *rest, drafter), cache
+    return stopping.tokens, speculative.speculative_decode(model, cache, token, *rest, drafter), cache
 
 
 GREEDY, SAMPLED = Sampling(), Sampling(0.8, 0.95, 7)
@@ -120,7 +120,7 @@ def test_recording_anew_is_in_no_rounds_time(oracle: None, monkeypatch: pytest.M
     drafter.prepare()
     prepared, stopping = drafter.seconds, Stopping(1, (), (), None)
     rest = (stopping, Sampling(), Sampling().generators(1), 40, 0, method.speculation)
-    done = speculative.decode(model, cache, token, *rest, drafter)
+    done = speculative.speculative_decode(model, cache, token, *rest, drafter)
     assert prepared == 200.0 and drafter.seconds > prepared and drafter.seconds % 100.0 == 0.0
     assert sum(each.seconds for each in done) == prepared - drafter.seconds  # what did not really pass was taken off
 
@@ -161,7 +161,7 @@ def decoded(method: Any, lengths: list[int], new: int, sampling: Any = None, eos
     engine.prepare()
     stopping = Stopping(batch, eos, (), None)
     rest = (stopping, sampling, sampling.generators(batch), new, 0, method.speculation)
-    computed = speculative.decode(model, cache, token, *rest, engine)
+    computed = speculative.speculative_decode(model, cache, token, *rest, engine)
     int4.detach(model)
     return stopping.tokens, computed, cache, ids, engine
 
@@ -281,7 +281,7 @@ def test_gamma_is_chosen_for_each_round_and_its_verification_captured_once(
     stopping, cache = Stopping(1, (), (), None), method.new_cache(model)
     token = prefill(model, cache, ids, None).argmax(-1)
     rest = (Sampling(), Sampling().generators(1), 50, 0, method.speculation)
-    eager = speculative.decode(model, cache, token, stopping, *rest)
+    eager = speculative.speculative_decode(model, cache, token, stopping, *rest)
     assert stopping.tokens == tokens and [r.accepted for r in eager] == [r.accepted for r in found]
     assert all(seconds > 0 for given in recorded for seconds in given[3:]) and len(recorded) == len(eager) - 1
 
@@ -306,10 +306,10 @@ def test_nan_in_the_cache_and_passes_that_can_be_captured_no_longer_are_named(
         else:
             with torch.inference_mode(False):
                 tail.buffer = torch.zeros_like(tail.buffer)
-            monkeypatch.setattr(fused, "check", not_served)
+            monkeypatch.setattr(fused, "check_plain_causal", not_served)
         rest = (Stopping(1, (), (), None), Sampling(), Sampling().generators(1), 60, 0, method.speculation)
         with pytest.raises(error, match=message):
-            speculative.decode(model, cache, token, *rest, engine)
+            speculative.speculative_decode(model, cache, token, *rest, engine)
 
 
 def not_served(*given: Any) -> None:

@@ -26,9 +26,9 @@ NEW = 160
 @pytest.fixture(scope="module")
 def models() -> Any:
     """The bundled model in bf16 on one GPU, and on two."""
-    from experiments.kernels.greedy import load
+    from experiments.kernels.greedy import load_on_device
 
-    one = load("tiny", "cuda:0")[0]
+    one = load_on_device("tiny", "cuda:0")[0]
     two = deepcopy(one)
     where = balanced(two, [torch.device("cuda", index) for index in range(2)])
     for part, device in where.items():

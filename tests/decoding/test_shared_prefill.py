@@ -12,7 +12,7 @@ import torch
 from kvbench.cache import KVCache, Prompts
 from kvbench.decoding import generate, shared_prefill
 from kvbench.decoding.passes import forward, prefill
-from kvbench.decoding.shared_prefill import ReadPrompt, read, refusal
+from kvbench.decoding.shared_prefill import ReadPrompt, read_prompts, sharing_refusal
 from kvbench.errors import CacheError
 from kvbench.methods import load_method
 from tests import architectures, zoo
@@ -40,7 +40,7 @@ def batch(lengths: list[int] = LENGTHS) -> tuple[torch.Tensor, torch.Tensor, Pro
 def shared(**options: Any) -> tuple[list[KVCache], ReadPrompt]:
     model, (ids, mask, prompts) = zoo.model("llama"), batch()
     made = caches(model, prompts)
-    return made, read(model, made, prompts, ids, mask, **options)
+    return made, read_prompts(model, made, prompts, ids, mask, **options)
 
 
 def held(cache: KVCache) -> list[Any]:
@@ -88,7 +88,7 @@ def test_a_state_of_fixed_size_is_copied_to_each_cache() -> None:
     try:
         wanted = [generate(model, m.new_cache(model, prompts), ids, mask, max_new_tokens=3).tokens for m in methods]
         made = [method.new_cache(model, prompts) for method in methods]
-        prompt = read(model, made, prompts, ids, mask)
+        prompt = read_prompts(model, made, prompts, ids, mask)
         found = [generate(model, cache, ids, mask, max_new_tokens=3, prompt=prompt).tokens for cache in made]
         assert found == wanted
     finally:
@@ -150,7 +150,7 @@ def test_the_prompt_is_read_with_the_options_of_the_caches(monkeypatch: pytest.M
     monkeypatch.setattr(shared_prefill, "prefill", noted)
     made = caches(model, prompts)
     made[0].options = replace(made[0].options, mlp_chunk=16)
-    read(model, made, prompts, ids, mask, chunk=20, rows=2)
+    read_prompts(model, made, prompts, ids, mask, chunk=20, rows=2)
     assert seen == [(made[0].options, 60, prompts, (20, 2))]
 
 
@@ -166,7 +166,7 @@ def test_the_prompt_is_read_with_the_options_of_the_caches(monkeypatch: pytest.M
 )
 def test_methods_whose_prefill_is_their_own_are_refused(traits: dict[str, Any], said: str | None) -> None:
     plain = {"quantized_prefill": False, "keys_before_rope": False, "speculation": None}
-    reason = refusal(SimpleNamespace(**{**plain, **traits}))  # type: ignore[arg-type]
+    reason = sharing_refusal(SimpleNamespace(**{**plain, **traits}))  # type: ignore[arg-type]
     assert reason is None if said is None else said in (reason or "")
 
 
@@ -175,4 +175,4 @@ def test_a_prompt_is_not_read_for_a_method_that_cannot_share_it() -> None:
     atom = load_method("atom", prefill="quantized")
     made = [load_method("fp16").new_cache(model, prompts), atom.new_cache(model, prompts)]
     with pytest.raises(CacheError, match="Atom cannot share a prefill: its prompt attends to quantized"):
-        read(model, made, prompts, ids, mask)
+        read_prompts(model, made, prompts, ids, mask)

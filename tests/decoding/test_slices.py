@@ -55,7 +55,7 @@ def test_modules_are_sliced_and_given_back():
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "phi3"])
 def test_rope_by_slices_is_the_same_bit_for_bit(name):
     model = zoo.model(name)
-    (file,) = (file for file in slices.files(model) if hasattr(file, slices.ROPE))
+    (file,) = (file for file in slices.model_modules(model) if hasattr(file, slices.ROPE))
     whole = getattr(file, slices.ROPE)
     q, k = (torch.randn(2, 50, heads, 64).transpose(1, 2) for heads in (4, 2))
     cos, sin = torch.randn(2, 1, 50, 64)
@@ -76,11 +76,11 @@ def test_experts_and_what_is_unknown_are_left_alone():
                 setattr(self, name, part)
 
     linear = torch.nn.Linear(4, 4)
-    assert slices.plain(Odd(up_proj=linear, act=torch.nn.SiLU(), dropout=torch.nn.Dropout(0.1)))
-    assert not slices.plain(Odd(experts=torch.nn.ModuleList([linear])))
-    assert not slices.plain(Odd(gate=Odd(router=linear)))
-    assert not slices.plain(Odd(conv=torch.nn.Conv1d(4, 4, 3)))  # its tokens see each other
-    assert not slices.plain(Odd(norm=torch.nn.LayerNorm(4)))
+    assert slices.treats_tokens_alone(Odd(up_proj=linear, act=torch.nn.SiLU(), dropout=torch.nn.Dropout(0.1)))
+    assert not slices.treats_tokens_alone(Odd(experts=torch.nn.ModuleList([linear])))
+    assert not slices.treats_tokens_alone(Odd(gate=Odd(router=linear)))
+    assert not slices.treats_tokens_alone(Odd(conv=torch.nn.Conv1d(4, 4, 3)))  # its tokens see each other
+    assert not slices.treats_tokens_alone(Odd(norm=torch.nn.LayerNorm(4)))
 
 
 def test_a_long_prefill_holds_a_slice_of_the_intermediate_size():

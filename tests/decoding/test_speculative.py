@@ -7,9 +7,9 @@ import torch
 
 from kvbench.cache import Prompts
 from kvbench.decoding import Sampling, generate
-from kvbench.decoding.drafting import draw
+from kvbench.decoding.drafting import draw_tokens
 from kvbench.decoding.questions import ask
-from kvbench.decoding.round_times import Round, figures, token_seconds
+from kvbench.decoding.round_times import Round, row_totals, token_seconds
 from kvbench.decoding.speculative import replay
 from kvbench.errors import CacheError
 from kvbench.methods import load_method
@@ -56,7 +56,7 @@ def test_greedy_speculation_equals_the_target_alone_flushed_at_the_same_points(m
     ids, _ = zoo.padded_batch([95 + 7 * gamma], seed=gamma)
     cache = method.new_cache(model)
     generation = generate(model, cache, ids, max_new_tokens=48)
-    rate = figures(generation.rounds, 0)
+    rate = row_totals(generation.rounds, 0)
     assert 0 < rate["accepted"] < rate["drafted"]  # both are exercised
     alone, gaps = replay(model, method.new_cache(model), ids, settle_points(generation.rounds), 48)
     assert min(gaps) > 1e-4  # no ties that rounding could turn
@@ -75,7 +75,7 @@ def test_rows_of_a_batch_accept_by_themselves_and_equal_the_rows_alone(model, na
     ids, mask = zoo.padded_batch(LENGTHS)
     cache = fresh(method, model, ids, mask)
     together = generate(model, cache, ids, mask, max_new_tokens=17, sampling=sampling)
-    counts = [figures(together.rounds, row) for row in range(3)]
+    counts = [row_totals(together.rounds, row) for row in range(3)]
     assert len({tuple(c.values()) for c in counts}) > 1  # they did advance differently
     assert all(c["tokens"] == 16 for c in counts)
     for row, length in enumerate(LENGTHS):
@@ -83,7 +83,7 @@ def test_rows_of_a_batch_accept_by_themselves_and_equal_the_rows_alone(model, na
         seed = sampling and Sampling(sampling.temperature, sampling.top_p, sampling.seed[row : row + 1])
         alone = generate(model, own, ids[row : row + 1, -length:], max_new_tokens=17, sampling=seed)
         assert alone.tokens[0] == together.tokens[row]
-        assert figures(alone.rounds, 0) == counts[row]
+        assert row_totals(alone.rounds, 0) == counts[row]
         assert own.bill().used == cache.bill(row).used
 
 
@@ -108,7 +108,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(model):
     ids, mask = zoo.padded_batch(LENGTHS)
     generation = generate(model, fresh(method, model, ids, mask), ids, mask, max_new_tokens=25)
     for row in range(3):
-        assert figures(generation.rounds, row) == {"rounds": 5, "drafted": 19, "accepted": 19, "tokens": 24}
+        assert row_totals(generation.rounds, row) == {"rounds": 5, "drafted": 19, "accepted": 19, "tokens": 24}
 
 
 def test_an_end_of_sequence_among_the_drafts_ends_the_row_there(model):
@@ -127,7 +127,7 @@ def test_an_end_of_sequence_among_the_drafts_ends_the_row_there(model):
         cut = whole.index(end) if end in whole else None
         assert ended.tokens[row] == whole[:cut]
         assert ended.finish[row] == ("length" if cut is None else "eos")
-    assert figures(ended.rounds, 1) == {"rounds": 1, "drafted": place, "accepted": place, "tokens": place}
+    assert row_totals(ended.rounds, 1) == {"rounds": 1, "drafted": place, "accepted": place, "tokens": place}
 
 
 @pytest.mark.parametrize("wanted", fast([1, 2, 3, 7], [1, 7]))
@@ -164,7 +164,7 @@ def test_any_method_may_be_the_target_and_lead_any_other(model):
     cache.lead(draft.new_cache(model))
     how = Speculation(gamma=3, draft="logquant")
     generation = generate(model, cache, ids, mask, max_new_tokens=17, speculate=how)
-    assert len({figures(generation.rounds, row)["rounds"] for row in range(3)}) > 1
+    assert len({row_totals(generation.rounds, row)["rounds"] for row in range(3)}) > 1
     for row, length in enumerate(LENGTHS):
         part = ids[row : row + 1, -length:]
         own = target.new_cache(model)
@@ -184,7 +184,7 @@ def test_several_questions_on_one_cache_are_drafted_too(model):
         cache = method.new_cache(model)
         computed = ask(model, cache, shared, questions, answers=answers, max_new_tokens=12, sampling=Sampling())
         for question, each in zip(questions, computed, strict=True):
-            assert figures(each.rounds, 0)["tokens"] == 11
+            assert row_totals(each.rounds, 0)["tokens"] == 11
             twin = small(32, gamma=0).new_cache(model)
             plain = ask(model, twin, shared, [question], answers=[[3]], max_new_tokens=12, sampling=Sampling())
             assert plain[0].tokens == each.tokens
@@ -196,7 +196,7 @@ def test_four_bit_weights_draft_and_the_exact_ones_verify(model):
     generation = generate(model, small(32, draft_weights="int4_all").new_cache(model), ids, max_new_tokens=16)
     exact = generate(model, small(32).new_cache(model), ids, max_new_tokens=16)
     assert generation.tokens == exact.tokens == plain.tokens
-    assert figures(generation.rounds, 0)["accepted"] < figures(exact.rounds, 0)["accepted"]
+    assert row_totals(generation.rounds, 0)["accepted"] < row_totals(exact.rounds, 0)["accepted"]
 
 
 def test_the_distribution_of_sampled_tokens_end_to_end(model):
@@ -205,7 +205,7 @@ def test_the_distribution_of_sampled_tokens_end_to_end(model):
     ids, _ = zoo.padded_batch([30], seed=4)
     many = ids.expand(rows, -1)
     generation = generate(model, method.new_cache(model), many, max_new_tokens=3, sampling=sampling)
-    assert figures(generation.rounds, 0)["drafted"] > 0
+    assert row_totals(generation.rounds, 0)["drafted"] > 0
     with torch.no_grad():
         first = torch.softmax(model(ids).logits[0, -1], -1)
         cache = method.new_cache(model)
@@ -224,7 +224,7 @@ def test_rows_that_want_no_draw_do_not_use_their_generator_up():
     probs = torch.tensor([[0.1, 0.9], [0.5, 0.5], [0.7, 0.3]])
     generators = [torch.Generator().manual_seed(s) for s in range(3)]
     before = [g.get_state() for g in generators]
-    tokens = draw(probs, generators, [False, True, False])
+    tokens = draw_tokens(probs, generators, [False, True, False])
     assert tokens[0] == 1 and tokens[2] == 0
     assert [torch.equal(g.get_state(), state) for g, state in zip(generators, before, strict=True)] == [
         True,
@@ -239,11 +239,11 @@ def test_figures_and_times_of_a_row():
         Round(2.0, [15, 12], [4, 4], [3, 4], [2, 4]),  # row 0 ended after two of its three accepted drafts
         Round(3.0, [17, 16], [0, 2], [0, 0], [0, 1]),
     ]
-    assert figures(rounds, 0) == {"rounds": 2, "drafted": 6, "accepted": 6, "tokens": 7}
-    assert figures(rounds, 1) == {"rounds": 3, "drafted": 10, "accepted": 5, "tokens": 7}
+    assert row_totals(rounds, 0) == {"rounds": 2, "drafted": 6, "accepted": 6, "tokens": 7}
+    assert row_totals(rounds, 1) == {"rounds": 3, "drafted": 10, "accepted": 5, "tokens": 7}
     # the end-of-sequence token was the last accepted draft: the fourth, which was refused, is not counted
     ended = [Round(1.0, [10], [4], [3], [3])]
-    assert figures(ended, 0) == {"rounds": 1, "drafted": 3, "accepted": 3, "tokens": 3}
+    assert row_totals(ended, 0) == {"rounds": 1, "drafted": 3, "accepted": 3, "tokens": 3}
     assert token_seconds(rounds, 0) == [0.2] * 5 + [1.0] * 2
     assert token_seconds(rounds, 1) == [0.5] * 2 + [1.0] * 5
     assert token_seconds([], 0) == []
@@ -260,4 +260,4 @@ def test_on_a_gpu_in_fp16_speculation_follows_the_target_but_for_ties():
         alone, gaps = replay(model, method.new_cache(model), ids, settle_points(generation.rounds), 48)
         parted = next((i for i, (a, b) in enumerate(zip(generation.tokens[0], alone, strict=True)) if a != b), None)
         assert parted is None or gaps[parted] < 0.05
-        assert figures(generation.rounds, 0)["accepted"] > 0
+        assert row_totals(generation.rounds, 0)["accepted"] > 0

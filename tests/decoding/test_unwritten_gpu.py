@@ -87,9 +87,9 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture(scope="module")
 def tiny() -> Any:
     """The bundled model in bf16."""
-    from experiments.kernels.greedy import load
+    from experiments.kernels.greedy import load_on_device
 
-    return load("tiny", "cuda")[0]
+    return load_on_device("tiny", "cuda")[0]
 
 
 def other(name: str) -> Any:

@@ -14,8 +14,8 @@ from functools import cache
 
 import pytest
 
-from experiments.registry import chosen
-from kvbench.cli.arguments import parse
+from experiments.registry import chosen_items
+from kvbench.cli.arguments import parse_arguments
 from kvbench.cli.choice import choice_help
 from kvbench.cli.compose import Composer
 from kvbench.cli.fetch import configurations
@@ -51,7 +51,7 @@ def test_commands_are_taken(command: Command, monkeypatch: pytest.MonkeyPatch) -
     if module == "kvbench.fetch":
         assert list(configurations([word for word in words if "=" in word]))
     if module == "experiments":
-        chosen([word for word in words if "/" in word and "=" not in word])
+        chosen_items([word for word in words if "/" in word and "=" not in word])
 
 
 def check_make(words: list[str]) -> None:
@@ -66,7 +66,7 @@ def composer(folder: str | None) -> Composer:
 
 def check_run(words: list[str], own_files: bool) -> None:
     """An override that names a placeholder is left out; a sweep's values are those that a reader would sweep over."""
-    arguments = parse(words)
+    arguments = parse_arguments(words)
     overrides = [word for word in arguments.overrides if of_this_machine(word)]
     folder = arguments.config_dir
     if folder and (PLACEHOLDER.search(folder) or own_files):

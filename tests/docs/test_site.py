@@ -14,12 +14,12 @@ import yaml
 
 from experiments import stored
 from experiments.site.__main__ import CONFIG, stage
-from experiments.site.method_page import kernels, limits, page
-from experiments.site.text import described, sentence
-from experiments.site.tree import LINK, Tree, collect, pages, site_path
+from experiments.site.method_page import kernels, limits, write_method_page
+from experiments.site.text import class_markdown, sentence
+from experiments.site.tree import LINK, Tree, collect, navigation_pages, site_path
 from kvbench.cli.choice import choice
 from kvbench.methods.load import load_method
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,7 +65,7 @@ def test_folders_of_the_navigation_become_their_pages() -> None:
         {"All": [{"X": [{"one": "x/a.md"}, {"Two": "x/b.md"}]}, {"Y": "y.md"}]},
         {"Z": [{"Z (c)": "z/c/d.md"}, {"Z (z)": "z/e.md"}]},
     ]
-    assert list(pages(nav)) == ["x/a.md", "x/b.md", "y.md", "z/c/d.md", "z/e.md"]
+    assert list(navigation_pages(nav)) == ["x/a.md", "x/b.md", "y.md", "z/c/d.md", "z/e.md"]
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_links_lead_to_places_on_the_site_but_not_in_code(tmp_path: Path) -> Non
     assert tree.pages["b.md"] == "# b\n\nB\n" and tree.sources == {"a.md": "docs/a.md", "b.md": "b.md"}
 
 
-@pytest.mark.parametrize("name", list(options("method")))
+@pytest.mark.parametrize("name", list(group_options("method")))
 def test_pages_of_methods(name: str) -> None:
     """A page has the source, every option and the bytes that the formula gives."""
     chosen = choice("method", name)
-    text = page(chosen)
+    text = write_method_page(chosen)
     assert all(f"`{option.key}`" in text for option in chosen.options)
     assert "**Source.**" in text or name in ("fp16", "hf_quantized")
     assert "| Llama-2-7B | " in text and "def layer_bytes" in text
@@ -114,7 +114,7 @@ def test_pages_of_methods(name: str) -> None:
 
 
 def test_bytes_of_a_page_are_those_of_the_formula() -> None:
-    text = page(choice("method", "fp16"))
+    text = write_method_page(choice("method", "fp16"))
     assert "| Llama-2-7B | 2,048 (100 %) | 16,384 (100 %) | 65,536 (100 %) |" in text
     assert "| Llama-3.1-8B | 512 (100 %) |" in text
 
@@ -134,9 +134,9 @@ def test_kernels_of_a_page_are_those_that_were_measured() -> None:
 
 def test_texts_of_docstrings() -> None:
     assert sentence("a thing") == "A thing." and sentence("`x`: y.") == "`x`: y." and sentence("") == ""
-    assert described(type("A", (), {"__doc__": "Say ``x`` of :class:`~a.B`.\n\n    Args:\n        y: z.\n    "})) == (
-        "Say `x` of `B`."
-    )
+    assert class_markdown(
+        type("A", (), {"__doc__": "Say ``x`` of :class:`~a.B`.\n\n    Args:\n        y: z.\n    "})
+    ) == ("Say `x` of `B`.")
 
 
 def test_objects_of_the_api_exist() -> None:

@@ -17,7 +17,7 @@ def folded(name, fold, **plan):
 
 
 def test_the_cells_of_figure_7_are_bytes_of_keys_and_values():
-    figure = folded("figure7", analytic.memory)
+    figure = folded("figure7", analytic.cache_against_weights)
     assert figure.at("Llama-2-7B", "batch 16", "256k").ours == pytest.approx(16 * 2**18 * 2**19 / 1e9)
     assert figure.at("Llama-2-7B", "weights", "1k").ours == pytest.approx(13.477, abs=1e-3)
     gpus = items()["quantspec/figure7"].options["gpus"]
@@ -54,7 +54,7 @@ def test_attentions_share_of_a_step_is_that_of_its_bytes():
 
 
 def test_a_wide_cache_in_a_narrow_model_is_computed_from_the_model_that_is_named():
-    figure = folded("figure7", analytic.memory, models=("llama3.1-8b",))
+    figure = folded("figure7", analytic.cache_against_weights, models=("llama3.1-8b",))
     assert figure.at("llama3.1-8b", "batch 1", "1k").ours == pytest.approx(2**10 * 2**17 / 1e9)
     assert figure.verdicts[0].verdict == "does not hold"  # 8 KV heads in place of 32
 

@@ -10,7 +10,7 @@ from experiments.fold import attention, spikes
 from experiments.fold.analyses import Analysis, code_digest
 from experiments.plan import Plan
 from experiments.registry import items
-from experiments.write import write
+from experiments.write import write_item
 from kvbench.analysis.bins import Bins
 from kvbench.analysis.outcome import Outcome, Shape
 from tests.data_support import data_dir
@@ -74,7 +74,7 @@ def test_every_item_is_folded_written_and_drawn(name, folded, tmp_path):
     pytest.importorskip("matplotlib")
     plan = Plan(models=("tiny",), data="mini", limit=1, out=tmp_path)
     item, table, _ = folded(name, plan)
-    where, reason = write(item, table, plan)
+    where, reason = write_item(item, table, plan)
     folder = where.path
     assert reason == "" and (folder / "table.md").read_text().count("attention") > 0
     cells = json.loads((folder / "cells.json").read_text())
@@ -126,7 +126,7 @@ def test_the_papers_own_records(tmp_path):
         ("openbookqa", str(data_dir("openbookqa"))),
     )
     plan = Plan(models=("tiny",), limit=1, max_new_tokens=2, paths=paths, runs=tmp_path)
-    table = spikes.steps(items()["logquant/figure2"], plan)
+    table = spikes.spikes_by_step(items()["logquant/figure2"], plan)
     assert [cell.row for cell in table.cells] == ["GSM8K", "OpenBookQA"]
     assert all(0 <= cell.ours <= 100 and cell.n == 1 for cell in table.cells)
     assert len(table.arrays["panels"]) == 4
@@ -191,15 +191,15 @@ def test_the_exponent_of_spikes():
 
 def test_tokens_shared_by_consecutive_steps():
     same = np.tile(np.arange(20.0), (3, 1))
-    assert spikes.shared(same, 4, 18) == 1.0
+    assert spikes.shared_share(same, 4, 18) == 1.0
     turned = np.stack([np.arange(20.0), np.arange(20.0)[::-1]])
-    assert spikes.shared(turned, 4, 20) == 0.0
+    assert spikes.shared_share(turned, 4, 20) == 0.0
     sunk = np.where(np.arange(20) < 18, np.arange(20.0), -1.0)
-    assert spikes.shared(np.stack([np.arange(20.0), sunk]), 4, 20) == 0.5
+    assert spikes.shared_share(np.stack([np.arange(20.0), sunk]), 4, 20) == 0.5
     late = np.arange(20.0)
     late[[18, 19]] = 100  # tokens of the answer, which are not counted
-    assert spikes.shared(np.stack([np.arange(20.0), late]), 4, 18) == 1.0
-    assert math.isnan(spikes.shared(same[:1], 4, 18))
+    assert spikes.shared_share(np.stack([np.arange(20.0), late]), 4, 18) == 1.0
+    assert math.isnan(spikes.shared_share(same[:1], 4, 18))
 
 
 def test_an_outcome_is_stored_and_read_again(tmp_path):

@@ -68,7 +68,7 @@ def test_shares_of_chunks_and_similarities_from_0_to_1(monkeypatch):
     scores = iter([[1.0, 2.0, 3.0, 5.0], [3.0, 3.0, 3.0, 3.0]])
     scorer = SimpleNamespace(whole_words=False, scores=lambda query, texts: next(scores))
     monkeypatch.setattr(similarity, "encoder", lambda name: scorer)
-    monkeypatch.setattr(similarity, "cut", lambda *given: SimpleNamespace(texts=["a"] * 4))
+    monkeypatch.setattr(similarity, "cut_chunks", lambda *given: SimpleNamespace(texts=["a"] * 4))
     item = items()["cocktail/figure1"]
     item = Computed(
         id=item.id, number="1", title="t", caption="c", compute="similarity:heat",

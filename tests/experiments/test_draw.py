@@ -5,12 +5,22 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.draw.figure import NO_MATPLOTLIB, draw
-from experiments.draw.table import amount, because, claims, escaped, latex, markdown, number, to_csv, with_reach
+from experiments.draw.figure import NO_MATPLOTLIB, draw_item
+from experiments.draw.table import (
+    amount,
+    because,
+    claims,
+    decimal_text,
+    escaped,
+    item_markdown,
+    latex,
+    to_csv,
+    with_reach,
+)
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.item import Column, Grid, Row
 from experiments.plan import Plan
-from experiments.write import write
+from experiments.write import write_item
 
 ITEM = Grid(
     id="cocktail/figure9",
@@ -51,7 +61,7 @@ def folded(marks=()):
 
 
 def test_paper_ours_and_difference():
-    text = markdown(ITEM, folded())
+    text = item_markdown(ITEM, folded())
     assert "| | | score (n = 10) |" in text
     for line in ("| a 1 | paper | 50.00 |", "|  | ours | 48.00 ±3.50 |", "|  | ours - paper | -2.00 |"):
         assert line in text
@@ -62,14 +72,14 @@ def test_paper_ours_and_difference():
 def test_a_long_reason_ends_with_a_whole_word():
     reason = "the weights are " + "far away " * 40
     cells = [Cell(model="tiny", row="a 1", column="score", reason=text) for text in (reason, reason[:240])]
-    lines = markdown(ITEM, replace(folded(), cells=cells)).splitlines()
+    lines = item_markdown(ITEM, replace(folded(), cells=cells)).splitlines()
     first, second = (line.removeprefix("Empty (a 1): ") for line in lines if line.startswith("Empty"))
     assert second == reason[:240].strip()
     assert len(first) <= 240 and first.endswith(" ...") and reason.startswith(first.removesuffix("..."))
 
 
 def test_generated_records_show_no_difference():
-    text = markdown(ITEM, folded(marks=["format only"]))
+    text = item_markdown(ITEM, folded(marks=["format only"]))
     assert "**format only**" in text and "paper |" not in text and "holds" not in text
     assert "50.00" not in latex(ITEM, folded(marks=["format only"]))
 
@@ -88,7 +98,7 @@ def test_latex():
 
 
 def test_numbers():
-    assert (number(None), number(1.005, 1), number(2.0, 2, sign=True)) == ("", "1.0", "+2.00")
+    assert (decimal_text(None), decimal_text(1.005, 1), decimal_text(2.0, 2, sign=True)) == ("", "1.0", "+2.00")
     assert (with_reach(1.0, None, None), with_reach(None, 0.0, 1.0)) == ("1.00", "")
     assert with_reach(1.0, 0.5, 1.0) == "1.00 ±0.50" == with_reach(1.0, 0.75, 1.5)
     assert claims(VERDICTS)[0].startswith("| claim |")
@@ -112,7 +122,7 @@ def test_without_matplotlib_tables_are_written_all_the_same(tmp_path, monkeypatc
         return imported(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    where, reason = write(ITEM, folded(), Plan(models=("tiny",), data="mini", out=tmp_path))
+    where, reason = write_item(ITEM, folded(), Plan(models=("tiny",), data="mini", out=tmp_path))
     folder = where.path
     assert reason == NO_MATPLOTLIB and (folder / "table.md").exists() and not (folder / "figure.png").exists()
     assert folder == tmp_path / "cocktail" / "figure9" / "tiny-mini"
@@ -120,6 +130,6 @@ def test_without_matplotlib_tables_are_written_all_the_same(tmp_path, monkeypatc
 
 def test_a_sweep_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    assert draw(ITEM, folded(), tmp_path) == ""
+    assert draw_item(ITEM, folded(), tmp_path) == ""
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (tmp_path / "figure.svg").read_text(encoding="utf-8")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from experiments.efficiency.__main__ import GRIDS, main
-from experiments.efficiency.fold import CLAIMS, fold, judged, reached, read, relative, section
+from experiments.efficiency.fold import CLAIMS, fold_efficiency, judged, reached, read_points, relative, section
 from kvbench.bench import __main__ as bench
 from kvbench.results.point_record import bench_points
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests.measure.test_meter import settings
 
 GiB = 2**30
@@ -46,14 +46,14 @@ def file(tmp_path):
 
 
 def test_limits_ratios_and_claims(file, tmp_path):
-    points = read([file])
+    points = read_points([file])
     assert len(points) == 8 and {point.limit_gb for point in points} == {48.0}
     full, log = reached(points, "fp16"), reached(points, "logquant:int2_g64")
     assert (log["max_batch"], log["oom_batch"], log["best"].batch) == (18, 20, 18)
     assert relative("batch", log, full) == (pytest.approx(0.8), None)
     assert relative("throughput", log, full) == (pytest.approx(0.5), None)
     assert relative("memory", log, full) == (pytest.approx(-0.5), 10)
-    folded = fold(points)
+    folded = fold_efficiency(points)
     folded.write(tmp_path)
     text = folded.text
     assert "| logquant:int2_g64 | 18 of 20 tried, 1.80x | 1200 (18), 1.50x | 11.5 ms (10), 0.96x | 9 ms |" in text
@@ -71,14 +71,14 @@ def test_limits_ratios_and_claims(file, tmp_path):
 
 def test_plots_where_matplotlib_is(file, tmp_path):
     pytest.importorskip("matplotlib")
-    fold(read([file])).write(tmp_path)
+    fold_efficiency(read_points([file])).write(tmp_path)
     assert (tmp_path / "llama3.1-8b_batch_prompt512_new2000_48gb.png").stat().st_size > 10_000
 
 
 def test_runs_of_the_data_set_are_read_too(tmp_path, capsys):
     grid = {"prompts": [32], "batches": [1], "repeats": 1}
     for name in ("fp16", "kivi"):
-        run(settings(tmp_path / "runs", name, grid=grid))
+        answer_run(settings(tmp_path / "runs", name, grid=grid))
     assert main(["--fold", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "### toy, prompts of 32, 4 new tokens" in printed and "| kivi int2 dtype=float32 | 1 |" in printed
@@ -90,17 +90,19 @@ def test_a_compiled_step_and_one_that_is_not_are_two_points(tmp_path):
     for number, each in enumerate((plain, {**plain, "compile": True}, {**row("fp16", 1, 90)})):
         (tmp_path / f"{number}.json").write_text(json.dumps({**head, "rows": [each], "command": "tpot --model x"}))
     (tmp_path / "p.json").write_text(json.dumps({**head, "rows": [row("fp16", 2)], "command": "prefill"}))
-    points = read([tmp_path])
+    points = read_points([tmp_path])
     assert sorted(point.how for point in points) == [
         "bfloat16",
         "bfloat16, compiled, random keys and values",
         "bfloat16, random keys and values",
     ]
-    assert "(NVIDIA H200, bfloat16, compiled, random keys and values)" in fold(points).text
+    assert "(NVIDIA H200, bfloat16, compiled, random keys and values)" in fold_efficiency(points).text
 
 
 def test_fp16_of_one_model_is_the_base_where_there_are_runs_of_two(file):
-    points = [replace(each, setting=each.setting.replace("fp16", "fp16 model=llama3.1-8b")) for each in read([file])]
+    points = [
+        replace(each, setting=each.setting.replace("fp16", "fp16 model=llama3.1-8b")) for each in read_points([file])
+    ]
     assert "- LogQuant, Fig. 7 claims +60% batch" in section(points)
 
 
@@ -128,11 +130,11 @@ def test_nothing_to_fold_is_said(tmp_path, capsys):
 @pytest.mark.parametrize("name", GRIDS)
 def test_grids_are_commands_of_the_bench(name):
     from kvbench.bench.points import model_config
-    from kvbench.config.setting import parse
+    from kvbench.config.setting import parse_setting
 
-    args = bench.parser().parse_args(GRIDS[name])
+    args = bench.bench_parser().parse_args(GRIDS[name])
     assert model_config(args.model).weights == "random"
-    assert "fp16" in [type(parse(text).load()).__name__.lower() for text in args.settings]
+    assert "fp16" in [type(parse_setting(text).load()).__name__.lower() for text in args.settings]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("h200/**/*.json")), ids=lambda path: path.name)
@@ -156,7 +158,7 @@ def test_the_recorded_table_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.efficiency.fold.plot", lambda *rest: None)  # its own test is above
     folder = ROOT / "results/h200/whole"
     files = sorted(path for path in folder.glob("*.json") if path.name != "tpot_later.json")
-    fold(read(files)).write(tmp_path)
+    fold_efficiency(read_points(files)).write(tmp_path)
     with (ROOT / "results/efficiency/points.csv").open() as old, (tmp_path / "points.csv").open() as new:
         recorded, made = list(csv.DictReader(old)), list(csv.DictReader(new))
     again = [{key: row[key] for key in recorded[0]} for row in made]

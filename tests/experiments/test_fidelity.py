@@ -6,8 +6,8 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from experiments.fidelity.fold import MEASURES, fold
-from experiments.measured import Stored, keep
+from experiments.fidelity.fold import MEASURES, fold_fidelity
+from experiments.measured import Stored, keep_measured_table
 from experiments.place import Choice
 
 
@@ -38,7 +38,7 @@ def lines(path: Path) -> list[dict[str, str]]:
 def test_only_divergences_tell_caches_apart_that_answer_alike(tmp_path) -> None:
     stored = {"fp16": runs(0.0), "kivi 4": runs(1e-4), "atom 4": runs(2e-4), "bad": runs(1.0, 9)}
     stored["short"] = runs(1.0, count=3)
-    folded = fold(stored, 12)
+    folded = fold_fidelity(stored, 12)
     folded.write(tmp_path)
     text = folded.text
     pairs = {(line["a"], line["b"]): line for line in lines(tmp_path / "pairs.csv")}
@@ -53,6 +53,9 @@ def test_only_divergences_tell_caches_apart_that_answer_alike(tmp_path) -> None:
 
 
 def test_without_all_of_fp16s_samples_there_is_no_table(tmp_path) -> None:
-    folded = fold({"fp16": runs(0.0, count=3)}, 12)
+    folded = fold_fidelity({"fp16": runs(0.0, count=3)}, 12)
     assert folded.text == "fp16 has 3 of 12 samples in both of its runs" and not folded.files
-    assert keep(folded, tmp_path / "out", Choice(), lambda folder: None) == 1 and not (tmp_path / "out").exists()
+    assert (
+        keep_measured_table(folded, tmp_path / "out", Choice(), lambda folder: None) == 1
+        and not (tmp_path / "out").exists()
+    )

@@ -18,11 +18,11 @@ def record(**more):
 
 def test_perplexity_of_a_run():
     score = {"nll": {"mean": 4.7, "stderr": 0.1, "n": 16, "vs_fp16": PAIRED}, "perplexity": {"ppl": 113.409}}
-    entry = perplexity.cell(record(scores={"perplexity/wikitext2": score}))
+    entry = perplexity.perplexity_cell(record(scores={"perplexity/wikitext2": score}))
     assert entry == {"ppl": 113.409, "diff": 0.0154, "stderr": 0.0049, "n": 16, "ratio": 3.19, "run": "a-b"}
     assert perplexity.signed(entry) == "+0.0154 ± 0.0049"
     alone = {"nll": {"mean": 4.7, "stderr": 0.1, "n": 16, "vs_fp16": None}, "perplexity": {"ppl": 111.0}}
-    assert perplexity.signed(perplexity.cell(record(scores={"x": alone}))) == ""
+    assert perplexity.signed(perplexity.perplexity_cell(record(scores={"x": alone}))) == ""
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def sweep(folder, commits=("abc", "abc", "abc", "abc"), status="ok"):
 
 
 def test_a_run_is_kept_with_its_rows_and_readme_s_table_is_drawn_from_it(tmp_path):
-    assert quickstart.keep(sweep(tmp_path / "runs"), tmp_path) == []
+    assert quickstart.keep_quickstart(sweep(tmp_path / "runs"), tmp_path) == []
     assert (tmp_path / "results/quickstart/kivi2/samples.jsonl").read_text() == "kivi2\n"
-    lines = quickstart.block(tmp_path).splitlines()
+    lines = quickstart.readme_block(tmp_path).splitlines()
     assert lines[0] == "| | fp16 | kivi int4 | kivi int2 | atom int4_token |"
     runs = quickstart.kept(tmp_path)
     drawn = {line.split(" | ")[0].lstrip("| "): line for line in lines if line.startswith("|")}
@@ -74,10 +74,10 @@ def test_a_run_is_kept_with_its_rows_and_readme_s_table_is_drawn_from_it(tmp_pat
     ],
 )
 def test_records_that_are_not_one_run_of_committed_code_are_not_kept(changes, reason, tmp_path):
-    assert reason in quickstart.keep(sweep(tmp_path / "runs", **changes), tmp_path)[0]
+    assert reason in quickstart.keep_quickstart(sweep(tmp_path / "runs", **changes), tmp_path)[0]
     assert not (tmp_path / "results").exists()
 
 
 def test_a_sweep_that_lacks_a_preset_is_not_kept(tmp_path):
     (sweep(tmp_path / "runs") / "job-0003.json").unlink()
-    assert quickstart.keep(tmp_path / "runs/sweep", tmp_path)[0].startswith("atom4: ")
+    assert quickstart.keep_quickstart(tmp_path / "runs/sweep", tmp_path)[0].startswith("atom4: ")

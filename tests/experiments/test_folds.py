@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from experiments import published
-from experiments.draw.table import _bounds, _heading, markdown
+from experiments.draw.table import _bounds, _heading, item_markdown
 from experiments.fold import sources
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.fold.claims import bound, decided, judge
-from experiments.fold.figures import FIGURES, Statistic, error, paired, quotient
-from experiments.fold.grid import Source, fold
+from experiments.fold.figures import FIGURES, Statistic, paired, quotient, standard_error
+from experiments.fold.grid import Source, fold_grid
 from experiments.fold.kernels import _verdict
-from experiments.fold.points import measured
+from experiments.fold.points import point_source
 from experiments.fold.sources import Choice, belongs, out_of_memory
 from experiments.item import Claim, Column, Grid, Group, Model, Row
 from experiments.plan import Plan
@@ -28,9 +28,9 @@ from kvbench.errors import DataError
 
 
 def test_standard_errors_are_those_of_a_sample():
-    assert error([1.0]) is None is error([])
-    assert error([1.0, 3.0]) == 1.0
-    assert error([0.0, 0.0, 3.0, 1.0]) == pytest.approx(math.sqrt(6 / 3 / 4))
+    assert standard_error([1.0]) is None is standard_error([])
+    assert standard_error([1.0, 3.0]) == 1.0
+    assert standard_error([0.0, 0.0, 3.0, 1.0]) == pytest.approx(math.sqrt(6 / 3 / 4))
     assert paired(Statistic(5.0, (4.0, 6.0)), Statistic(3.0, (3.0, 3.0))) == (2.0, 1.0)
 
 
@@ -149,7 +149,7 @@ def timed(*times):
 def test_a_speed_up_is_the_bases_time_divided_by_the_rows():
     computed = {("7B", "A", name): Source(timed(2.0, 4.0), ("a",), note="H200") for name in ("speed-up", "time")}
     computed |= {("7B", "B", name): Source(timed(1.0, 2.0), ("b",), note="A100") for name in ("speed-up", "time")}
-    table = fold(ITEM, Plan(), computed, ["before"])
+    table = fold_grid(ITEM, Plan(), computed, ["before"])
     assert [table.at("7B", row, "speed-up").ours for row in "AB"] == [1.0, 2.0]
     assert [table.at("7B", row, "time").ours for row in "AB"] == [3000.0, 1500.0]
     assert table.at("7B", "B", "time").to_base == -1500.0
@@ -157,11 +157,11 @@ def test_a_speed_up_is_the_bases_time_divided_by_the_rows():
         ("speed-up", "x", 1, False), ("time", "ms", 2, False), ("all", "x", 1, True)
     ]  # fmt: skip
     assert table.notes == ["before", "Measured on: A100; H200."] and table.base == "A" and table.marks == []
-    only = fold(replace(ITEM, only_groups=True), Plan(), computed)
+    only = fold_grid(replace(ITEM, only_groups=True), Plan(), computed)
     assert [heading.name for heading in only.headings] == ["one", "all"]
-    without = fold(replace(ITEM, base=""), Plan(), computed)
+    without = fold_grid(replace(ITEM, base=""), Plan(), computed)
     assert without.at("7B", "B", "speed-up").ours is None and without.at("7B", "B", "time").to_base is None
-    one = fold(ITEM, Plan(), {("7B", "A", "time"): Source(timed(2.0), ("a",))})
+    one = fold_grid(ITEM, Plan(), {("7B", "A", "time"): Source(timed(2.0), ("a",))})
     assert one.at("7B", "A", "time").stderr is None and one.at("7B", "A", "all").reason == "not run"
 
 
@@ -203,9 +203,9 @@ def test_a_point_that_failed_elsewhere_says_so(tmp_path):
     content = {"model": "llama2-7b", "device": "D", "rows": [row, *others]}
     (tmp_path / "a.json").write_text(json.dumps(content))
     column = Column(name="p", data="efficiency", prompt=4, batch=2)
-    source = measured("llama2-7b", "fp16", column, (tmp_path,))
+    source = point_source("llama2-7b", "fp16", column, (tmp_path,))
     assert (source.reason, source.note, source.rows) == ("failed on D", "D, graph", {})
-    assert measured("llama2-7b", "fp16", replace(column, batch=4), (tmp_path,)) is None  # memory did not end
+    assert point_source("llama2-7b", "fp16", replace(column, batch=4), (tmp_path,)) is None  # memory did not end
 
 
 def test_a_speed_up_may_be_a_tenth_below_the_papers():
@@ -221,7 +221,7 @@ def test_numbers_that_the_papers_do_not_print(tmp_path):
     with pytest.raises(DataError, match=r"x\.csv does not have the columns kind; it has method, score"):
         published.lookup("x", {"method": "A"}, "kind", tmp_path)
     with pytest.raises(DataError, match=r"y\.csv does not exist"):
-        published.lines("y", tmp_path)
+        published.published_lines("y", tmp_path)
 
 
 def test_numbers_that_json_does_not_have():
@@ -259,7 +259,7 @@ def test_reasons_are_shortened_and_named_once():
     cells.append(Cell(model="m", row="C", column="c", reason="y" * 240))
     cells.append(Cell(model="m", row="", column="c", reason="why"))
     folded = Folded(headings=[Heading(name="c")], rows=["A", "B", "C"], models=["m", "n"], cells=cells)
-    text = markdown(ITEM, folded)
+    text = item_markdown(ITEM, folded)
     assert f"Empty (A, B): {'word ' * 47}...\n" in text and f"Empty (C): {'y' * 240}\n" in text
     assert "Empty (c): why\n" in text
     assert "## m\n" in text and "## n\n" in text and "| A | ours | - |" in text

@@ -58,7 +58,7 @@ def test_the_case_of_each_setting_of_the_tables() -> None:
 
 def test_a_point_is_that_of_the_acceptance_of_the_file(folder: Path) -> None:
     """At batch 1 only, and for models of the same dimensions."""
-    source = forced.measured("longchat-7b", "quantspec", COLUMN)
+    source = forced.forced_source("longchat-7b", "quantspec", COLUMN)
     assert source.runs == ("short.json",) and source.note == "made-up GPU, graph, compiled"
     rows = list(source.rows.values())
     figures = {name: FIGURES[name](rows) for name in forced.FIGURES}
@@ -67,7 +67,7 @@ def test_a_point_is_that_of_the_acceptance_of_the_file(folder: Path) -> None:
         "forced_rate": pytest.approx(250.0),
         "forced_peak": float(2**34),
     }
-    assert forced.measured("llama3.1-8b", "quantspec", COLUMN).reason == f"not measured: {forced.COMMAND}"
+    assert forced.forced_source("llama3.1-8b", "quantspec", COLUMN).reason == f"not measured: {forced.COMMAND}"
     assert forced.gammas("llama2-7b", "kv", 32768) == "acceptance 0.9, gamma 5"
     assert forced.gammas("llama2-7b", "kv", 512) == ""
 
@@ -76,15 +76,15 @@ def test_a_case_that_was_not_finished_does_not_hide_another_file(tmp_path: Path)
     write(tmp_path, "a", row("kv", 4.0), row("plain", 5.0))
     write(tmp_path, "b", row("kv", 9.0, status="failed", measured=[]), {"setting": "fp16", "prompt": 3})
     write(tmp_path, "c", row("kv", 3.0))  # without plain decoding in the same run
-    assert forced.measured("llama2-7b", "kv", COLUMN, tmp_path).runs == ("a.json",)
+    assert forced.forced_source("llama2-7b", "kv", COLUMN, tmp_path).runs == ("a.json",)
     (tmp_path / "c.json").unlink()
     (tmp_path / "a.json").rename(tmp_path / "d.json")
-    forced.points.cache_clear()
-    assert forced.measured("llama2-7b", "kv", COLUMN, tmp_path).runs == ("d.json",)
+    forced.forced_speeds.cache_clear()
+    assert forced.forced_source("llama2-7b", "kv", COLUMN, tmp_path).runs == ("d.json",)
     (tmp_path / "d.json").rename(tmp_path / "a.json")
     (tmp_path / "a.json").unlink()
-    forced.points.cache_clear()
-    assert forced.measured("llama2-7b", "kv", COLUMN, tmp_path).reason == "failed on made-up GPU"
+    forced.forced_speeds.cache_clear()
+    assert forced.forced_source("llama2-7b", "kv", COLUMN, tmp_path).reason == "failed on made-up GPU"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_tables_of_the_documents(folder: Path, tmp_path: Path, monkeypatch: pyte
     assert [speculation.name(key) for key in results.points()] == ["7B, 32k", "7B, 128k"]
     table = speculation.speeds(results)
     assert table[2] == "| 7B, 32k | 8.00 | 4.00 | 5 | 2.00 | 1.33 | 1.60 | 1.23 | 1.14 | 0.22 |"
-    shown = speculation.text(results)
+    shown = speculation.speculation_tables(results)
     assert "| 7B, 32k | 3.100 | 6.500 | 0.150 | 0.010 | 2.00 | 2.00 | 1.60 |" in shown
     assert "| 0.90 | 2.00* | 2.00* | 2.00 (γ 5) |" in shown
     assert "| 7B, 128k | 16.0 | 16.0 | 16.0 | 16.0 | 16.0 | 16.0 |" in shown

@@ -5,20 +5,19 @@ import json
 import pytest
 
 from experiments import measured
-from experiments.formats.__main__ import parse as parse_arguments
-from experiments.formats.__main__ import table_of
-from experiments.formats.fold import fold
+from experiments.formats.__main__ import parse_formats_options, table_of
+from experiments.formats.fold import fold_formats
 from experiments.formats.grid import CLAIMS, ROWS
 from experiments.formats.report import apart
-from experiments.formats.tpot import SOURCE, settings, steps
+from experiments.formats.tpot import SOURCE, settings, step_milliseconds
 from experiments.formats.which import bits
 from experiments.measured import Stored
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 
 
 def test_every_line_is_a_setting_for_heads_of_64_channels_and_every_claim_has_its_lines():
     for row in ROWS.values():
-        parse(row.setting).load().check(64)
+        parse_setting(row.setting).load().check(64)
     assert {name for _, pairs in CLAIMS for pair in pairs for name in pair} <= ROWS.keys()
 
 
@@ -50,7 +49,7 @@ def folded(tmp_path):
         "TurboQuant 4 bits | own": runs([1, 0, 0, 0], 400, 0.04),
         "kivi int4 G32 | own": runs([1], 500, 0.02),
     }
-    table = fold(lines, 4, 4)
+    table = fold_formats(lines, 4, 4)
     table.write(tmp_path)
     return (
         table.text,
@@ -82,7 +81,7 @@ def test_a_claim_is_the_first_less_the_second(folded):
 
 
 def test_without_fp16_there_is_no_table():
-    table = fold({"kivi int4 G32 | own": runs([1], 500, 0.02)}, 1, 1)
+    table = fold_formats({"kivi int4 G32 | own": runs([1], 500, 0.02)}, 1, 1)
     assert table.text.startswith("fp16 does not have") and not table.files
 
 
@@ -92,7 +91,7 @@ def test_times_are_found_however_their_settings_are_spelled(tmp_path):
     rows = [{"setting": name, "tpot_s": {"median": ms / 1e3}, "status": "ok"} for name, ms in times.items()]
     rows.append({"setting": "engine:format=fp8", "tpot_s": {"median": 1.0}, "status": "failed"})
     (tmp_path / SOURCE).write_text(json.dumps({"rows": rows}))
-    lines = steps(tmp_path)
+    lines = step_milliseconds(tmp_path)
     assert lines == pytest.approx({"fp16 | own": 7.6, "vLLM int4 per token | open": 5.1, "KVarN k4v4 | own": 5.0})
     assert lines.keys() <= ROWS.keys()
 
@@ -100,7 +99,7 @@ def test_times_are_found_however_their_settings_are_spelled(tmp_path):
 def test_every_setting_to_be_timed_fits_a_model_with_heads_of_128_channels():
     assert settings()["fp16"] == "fp16" and "SAW-INT4" not in settings()
     for setting in settings().values():
-        parse(setting).load().check(128)
+        parse_setting(setting).load().check(128)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_bits_are_those_of_packed_tokens_alone(setting, per_element):
 
 def test_a_line_that_cannot_run_is_missing_and_its_reason_is_shown(tmp_path, capsys):
     given = ["--length", "256", "--runs", str(tmp_path), "--out", str(tmp_path / "out"), "--only", "fp16 | own"]
-    arguments = parse_arguments(given)
+    arguments = parse_formats_options(given)
     assert measured.stored(table_of(arguments), ROWS["fp16 | own"], arguments).rows == {"fidelity": {}, "mini": {}}
-    assert measured.make(table_of(arguments), arguments, given) == 1 and not list(tmp_path.iterdir())
+    assert measured.make_table(table_of(arguments), arguments, given) == 1 and not list(tmp_path.iterdir())
     assert "fp16 | own: skipped: dataset.lengths=256" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from experiments.fold import figures
 from experiments.fold.cells import Cell
 from experiments.fold.claims import judge
 from experiments.fold.figures import Statistic, paired
-from experiments.fold.grid import Source, fold
+from experiments.fold.grid import Source, fold_grid
 from experiments.item import Claim, Column, Grid, Group, Model, Row
 from experiments.plan import Plan
 
@@ -53,7 +53,7 @@ def folded(plan=None, model="Llama2-7B"):
         (model, "ADA", "Qasper"): Source({}, reason="no key"),
         (model, "ADA", "TREC"): Source({}, reason="no key"),
     }
-    return fold(ITEM, plan or Plan(), sources)
+    return fold_grid(ITEM, plan or Plan(), sources)
 
 
 def test_cells_over_the_samples_that_all_settings_have():
@@ -115,7 +115,7 @@ def test_few_samples_of_a_figure_have_a_wide_interval():
             ("Llama2-7B", "FP16", "text"): Source({f"s{i}": span(10.0) for i in range(n)}),
             ("Llama2-7B", "KIVI", "text"): Source({f"s{i}": span(10.0 - 0.001 * (i % 3)) for i in range(n)}),
         }
-        return fold(item, Plan(), sources).verdicts[0]
+        return fold_grid(item, Plan(), sources).verdicts[0]
 
     assert claimed(1).label == "one measurement"
     assert (claimed(3).verdict, claimed(12).verdict) == ("undecided", "holds")
@@ -167,7 +167,7 @@ def test_points_that_were_run_in_another_way_decide_nothing(note, word):
 def test_an_empty_cell_says_why():
     def reason(fp16, kivi):
         sources = {("Llama2-7B", "FP16", "Qasper"): Source(fp16), ("Llama2-7B", "KIVI", "Qasper"): Source(kivi)}
-        return fold(ITEM, Plan(), sources).at("Llama2-7B", "KIVI", "Qasper").reason
+        return fold_grid(ITEM, Plan(), sources).at("Llama2-7B", "KIVI", "Qasper").reason
 
     without = {"a": {"task": "qasper", "scores": {}}}
     assert reason(rows(a=1.0), {}) == "not run"

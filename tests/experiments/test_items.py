@@ -13,10 +13,10 @@ from experiments.fold.claims import bound
 from experiments.fold.grid import looked_up
 from experiments.item import Claim, Computed, Grid
 from experiments.plan import Plan
-from experiments.registry import chosen, items
-from kvbench.config.setting import parse
+from experiments.registry import chosen_items, items
+from kvbench.config.setting import parse_setting
 from kvbench.errors import ConfigError, DataError
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 
 GRIDS = [item for item in items().values() if isinstance(item, Grid)]
 
@@ -30,7 +30,7 @@ def test_ids_and_captions():
 @cache
 def loaded(text):
     """Load the method of a setting, once for all items."""
-    return parse(text).load()
+    return parse_setting(text).load()
 
 
 @pytest.mark.parametrize("item", GRIDS, ids=lambda item: item.id)
@@ -43,8 +43,8 @@ def test_settings_are_of_the_grammar(item):
 
 @pytest.mark.parametrize("item", GRIDS, ids=lambda item: item.id)
 def test_data_sets_and_models_are_choices(item):
-    assert {column.data for column in (*item.columns, *item.mini)} <= {*options("dataset"), POINTS}
-    assert {model.preset for model in item.models} <= options("model").keys()
+    assert {column.data for column in (*item.columns, *item.mini)} <= {*group_options("dataset"), POINTS}
+    assert {model.preset for model in item.models} <= group_options("model").keys()
 
 
 @pytest.mark.parametrize("item", GRIDS, ids=lambda item: item.id)
@@ -104,8 +104,8 @@ def test_claims_by_name():
 
 
 def test_items_by_name():
-    assert [item.id for item in chosen(["cocktail/table2", "cocktail/table2"])] == ["cocktail/table2"]
-    assert {item.paper for item in chosen(["cocktail"])} == {"cocktail"}
-    assert len(chosen(["all"])) == len(items())
+    assert [item.id for item in chosen_items(["cocktail/table2", "cocktail/table2"])] == ["cocktail/table2"]
+    assert {item.paper for item in chosen_items(["cocktail"])} == {"cocktail"}
+    assert len(chosen_items(["all"])) == len(items())
     with pytest.raises(ConfigError, match="did you mean 'cocktail/table2'"):
-        chosen(["cocktail/tabel2"])
+        chosen_items(["cocktail/tabel2"])

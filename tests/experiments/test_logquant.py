@@ -7,7 +7,7 @@ import json
 import pytest
 
 from experiments import published
-from experiments.fold.grid import Source, fold
+from experiments.fold.grid import Source, fold_grid
 from experiments.logquant.common import GROUPS, ROUGE, TASKS
 from experiments.logquant.table2 import ITEM as TABLE2
 from experiments.logquant.table3 import ITEM as TABLE3
@@ -43,7 +43,7 @@ def test_the_cells_of_table_7_give_the_groups_of_table_2(row):
     of_7 = next(other for other in TABLE7.rows if other.name == row.name)
     cells = printed(TABLE7, {"model": model.name}, of_7, [task for tasks in TASKS.values() for task in tasks])
     assert len(cells) == 21
-    folded = fold(TABLE2, Plan(), sources(model.title, row.name, cells))
+    folded = fold_grid(TABLE2, Plan(), sources(model.title, row.name, cells))
     for group in GROUPS:
         cell = folded.at(model.title, row.name, group.name)
         assert cell.paper is not None
@@ -59,7 +59,7 @@ def test_the_cells_of_table_6_give_the_groups_of_table_3(model):
     for row in [row for row in TABLE3.rows if row.published]:
         of_6 = next(other for other in TABLE6.rows if other.name == row.name)
         cells = printed(TABLE6, {"model": model.name}, of_6, [task for tasks in TASKS.values() for task in tasks])
-        folded = fold(TABLE3, Plan(), sources(model.title, row.name, cells))
+        folded = fold_grid(TABLE3, Plan(), sources(model.title, row.name, cells))
         for group in GROUPS:
             cell = folded.at(model.title, row.name, group.name)
             if cell.paper is not None and not set(group.columns) & set(ROUGE):
@@ -80,10 +80,10 @@ def test_published_answers_of_llama_2_fold_to_their_published_scores():
         rows = {}
         for number, line in enumerate(read_lines(folder / f"{task}.jsonl.gz")):
             record = {key: text if key == "pred" else parsed(text) for key, text in line.items()}
-            score = longbench.score(task, record["pred"], record["answers"], record["all_classes"])
+            score = longbench.score_longbench(task, record["pred"], record["answers"], record["all_classes"])
             rows[str(number)] = {"task": task, "scores": {"score": score}}
         found[model, "baseline", task] = Source(rows, ("run",))
-    folded = fold(TABLE6, Plan(models=(model,)), found)
+    folded = fold_grid(TABLE6, Plan(models=(model,)), found)
     for task in FAST:
         cell = folded.at(model, "baseline", task)
         assert (round(cell.ours, 2), cell.n) == (wanted[task], 200), task
@@ -95,7 +95,7 @@ def parsed(text):
 
 
 def test_each_group_of_table_5_has_its_data_sets():
-    lines = [line for line in published.lines("logquant_table5") if line["category"] != "Math"]
+    lines = [line for line in published.published_lines("logquant_table5") if line["category"] != "Math"]
     assert {(line["category"], line["dataset"]) for line in lines} == {
         (group, task) for group, tasks in TASKS.items() for task in tasks
     }
@@ -105,6 +105,6 @@ def test_every_row_that_claims_a_published_cell_has_one():
     for name in ("table1", "table2", "table3", "table6", "table7"):
         item = items()[f"logquant/{name}"]
         for row in [row for row in item.rows if row.published]:
-            folded = fold(item, Plan(), {})
+            folded = fold_grid(item, Plan(), {})
             shown = [cell for cell in folded.cells if cell.row == row.name and cell.paper is not None]
             assert shown, (name, row.name)

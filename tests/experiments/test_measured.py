@@ -11,7 +11,7 @@ from experiments.fidelity import __main__ as fidelity
 from experiments.formats import __main__ as formats
 from experiments.measured import Folded, Setting, Stored, Table
 from experiments.mini import __main__ as mini
-from experiments.runs import Outcome
+from experiments.runs import RunOutcome
 
 SETTINGS = (Setting("fp16", "", "fp16"), Setting("kivi 2", "", "kivi:int2"), Setting("no", "", "kivi:int2_token"))
 
@@ -23,7 +23,7 @@ def table(tmp_path, monkeypatch):
     monkeypatch.setattr(
         measured, "identify", lambda run: ("", "heads of 80") if "int2_token" in run.command else ("id", "")
     )
-    monkeypatch.setattr(measured, "execute", lambda run: ran.append(run) or Outcome(run, "id", "ok"))
+    monkeypatch.setattr(measured, "execute", lambda run: ran.append(run) or RunOutcome(run, "id", "ok"))
 
     def fold(stored):
         return Folded(f"{', '.join(stored)}\n", {"rows.txt": "rows"}, {"settings": len(stored)})
@@ -33,13 +33,13 @@ def table(tmp_path, monkeypatch):
 
 
 def parsed(*given, out="results/mini"):
-    top = measured.parser("none", "", "results/runs/none", batch=4, limit=2)
-    return measured.chosen(top, top.parse_args(given), SETTINGS, out)
+    top = measured.table_parser("none", "", "results/runs/none", batch=4, limit=2)
+    return measured.set_chosen(top, top.parse_args(given), SETTINGS, out)
 
 
 def test_a_setting_that_a_model_cannot_take_is_named_and_the_others_run(table, tmp_path, capsys):
     made, ran = table
-    assert measured.make(made, parsed("--out", str(tmp_path), "--device", "cpu"), []) == 0
+    assert measured.make_table(made, parsed("--out", str(tmp_path), "--device", "cpu"), []) == 0
     assert [run.overrides[:2] for run in ran] == [("method=fp16", "model=tiny"), ("method=kivi", "quantizer=int2")]
     assert {"runtime.device=cpu", "runtime.batch_size=4"} < set(ran[0].overrides)
     assert (tmp_path / "table.md").read_text() == "fp16, kivi 2, no\n" and (tmp_path / "rows.txt").exists()
@@ -48,10 +48,10 @@ def test_a_setting_that_a_model_cannot_take_is_named_and_the_others_run(table, t
 
 
 def test_a_run_that_fails_shows_in_the_exit_status(table, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(measured, "execute", lambda run: Outcome(run, "", "failed", "out of luck"))
-    assert measured.make(table[0], parsed("--out", str(tmp_path), "--only", "kivi 2"), []) == 1
+    monkeypatch.setattr(measured, "execute", lambda run: RunOutcome(run, "", "failed", "out of luck"))
+    assert measured.make_table(table[0], parsed("--out", str(tmp_path), "--only", "kivi 2"), []) == 1
     assert "kivi 2, mini: failed: out of luck" in capsys.readouterr().out
-    assert measured.make(table[0], parsed("--out", str(tmp_path), "--fold-only"), []) == 0
+    assert measured.make_table(table[0], parsed("--out", str(tmp_path), "--fold-only"), []) == 0
 
 
 def test_side_by_side_the_first_setting_goes_first_and_the_others_have_processes_with_logs(
@@ -66,7 +66,7 @@ def test_side_by_side_the_first_setting_goes_first_and_the_others_have_processes
 
     monkeypatch.setattr(measured.subprocess, "run", call)
     given = ["--jobs", "2", "--runs", str(tmp_path), "--run-only"]
-    assert measured.make(table[0], parsed(*given), given) == 1
+    assert measured.make_table(table[0], parsed(*given), given) == 1
     assert [run.overrides[0] for run in table[1]] == ["method=fp16"]
     (command,) = commands
     assert command[2:] == ["none", *given, "--jobs", "1", "--run-only", "--only", "kivi 2"]
@@ -78,7 +78,7 @@ def test_another_model_has_a_folder_of_its_own_and_is_named(table, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     arguments = parsed("--model", "llama3.1-8b", "--fold-only", "--write")
     assert arguments.out == Path("results/llama3.1-8b/mini")
-    assert measured.make(table[0], arguments, []) == 0
+    assert measured.make_table(table[0], arguments, []) == 0
     assert (arguments.out / "table.md").read_text() == "Model: llama3.1-8b\n\nfp16, kivi 2, no\n"
     assert measured.home("results/mini/search", "me/model") == Path("results/me_model/mini/search")
 
@@ -86,9 +86,9 @@ def test_another_model_has_a_folder_of_its_own_and_is_named(table, tmp_path, mon
 @pytest.mark.parametrize(
     ("command", "folders"),
     [
-        (mini.parse, ("results/mini", "results/llama2-7b/mini")),
-        (formats.parse, ("results/formats", "results/llama2-7b/formats")),
-        (fidelity.parse, ("results/tiny/fidelity", "results/llama2-7b/fidelity")),
+        (mini.parse_mini_options, ("results/mini", "results/llama2-7b/mini")),
+        (formats.parse_formats_options, ("results/formats", "results/llama2-7b/formats")),
+        (fidelity.parse_fidelity_options, ("results/tiny/fidelity", "results/llama2-7b/fidelity")),
     ],
 )
 def test_the_commands_take_any_model(command, folders):
@@ -101,11 +101,11 @@ def test_the_commands_take_any_model(command, folders):
 def test_a_table_that_rests_on_less_goes_to_the_trials(tmp_path):
     folded = Folded("text\n", {"rows.txt": ""}, {"prompts": 2})
     where = tmp_path / "out"
-    assert measured.keep(folded, where, measured.Choice(), lambda folder: {"prompts": 4}) == 1
+    assert measured.keep_measured_table(folded, where, measured.Choice(), lambda folder: {"prompts": 4}) == 1
     assert (tmp_path / "trials" / "out" / "table.md").exists() and not where.exists()
-    assert measured.keep(folded, where, measured.Choice(), lambda folder: {"prompts": 2}) == 0
+    assert measured.keep_measured_table(folded, where, measured.Choice(), lambda folder: {"prompts": 2}) == 0
     (tmp_path / "file").write_text("")
-    assert measured.keep(folded, tmp_path / "file", measured.Choice(), lambda folder: None) == 2
+    assert measured.keep_measured_table(folded, tmp_path / "file", measured.Choice(), lambda folder: None) == 2
 
 
 def test_rows_are_those_of_each_tasks_first_samples(monkeypatch, tmp_path):

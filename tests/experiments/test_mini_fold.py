@@ -8,8 +8,8 @@ import yaml
 
 from experiments import measured
 from experiments.measured import Stored
-from experiments.mini.__main__ import data, parse
-from experiments.mini.fold import error, evenly, fold, matching, same
+from experiments.mini.__main__ import data, parse_mini_options
+from experiments.mini.fold import evenly, fold_mini, matching, same_group, score_stderr
 from experiments.mini.grid import COMPARISONS, GRID, PAIRS
 from experiments.mini.report import STYLE
 from experiments.runs import composed
@@ -42,7 +42,7 @@ def written(runs, out, settings, configs, pairs=()):
     """Fold the runs of settings, found by their configurations, and write the files; the table's text."""
     found = {setting.name: matching(runs, configs[setting.name]) for setting in settings}
     stored = {name: Stored({"mini": done}, env) for name, (done, env) in found.items()}
-    folded = fold(stored, settings, pairs, runs)
+    folded = fold_mini(stored, settings, pairs, runs)
     if folded.files:
         folded.write(out)
     return folded.text
@@ -115,9 +115,9 @@ def test_by_task_a_short_task_weighs_as_much_as_a_long_one():
 
 
 def test_a_key_that_came_after_a_run_has_the_value_that_changes_nothing():
-    assert same({"alpha": 0.6}, {"alpha": 0.6, "whole_words": None})
-    assert not same({"alpha": 0.6}, {"alpha": 0.6, "residual": 128})
-    assert not same({"alpha": 0.6, "whole_words": True}, {"alpha": 0.6, "whole_words": None})
+    assert same_group({"alpha": 0.6}, {"alpha": 0.6, "whole_words": None})
+    assert not same_group({"alpha": 0.6}, {"alpha": 0.6, "residual": 128})
+    assert not same_group({"alpha": 0.6, "whole_words": True}, {"alpha": 0.6, "whole_words": None})
 
 
 def test_nothing_done_is_said(tmp_path):
@@ -127,7 +127,7 @@ def test_nothing_done_is_said(tmp_path):
 
 
 def test_standard_error():
-    assert error([0.0, 1.0, 1.0, 0.0]) == (1 / 3) ** 0.5 / 2
+    assert score_stderr([0.0, 1.0, 1.0, 0.0]) == (1 / 3) ** 0.5 / 2
 
 
 def test_pairs_and_comparisons_name_settings():
@@ -141,7 +141,7 @@ def test_pairs_and_comparisons_name_settings():
 
 
 def test_the_command_line_of_a_setting():
-    search = parse(
+    search = parse_mini_options(
         ["--grid", "search", "--batch", "16", "--device", "cuda", "--limit-for", "the same, random chunks=7"]
     )
     table = measured.Table("experiments.mini", lambda s: data(s, search), None, None)
@@ -152,13 +152,13 @@ def test_the_command_line_of_a_setting():
     assert "dataset.limit=7" in lines["the same, random chunks"]
     assert "dataset.tasks=[key_value_hex,copy,copy_long]" in lines["fp16"]
     assert composed(lines["cocktail 15/35/50, per token"])["method"]["split"] == [15, 35, 50]
-    assert parse(["--limit", "3"]).tasks == ()
+    assert parse_mini_options(["--limit", "3"]).tasks == ()
     with pytest.raises(SystemExit):
-        parse(["--only", "no such setting"])
+        parse_mini_options(["--only", "no such setting"])
 
 
 def test_every_setting_of_the_grid_can_run():
     names = [setting.name for setting in GRID]
     assert len(set(names)) == len({setting.slug for setting in GRID}) == len(GRID)
     for setting in GRID:
-        grammar.parse(setting.setting).load()
+        grammar.parse_setting(setting.setting).load()

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from experiments.fold.figures import FIGURES
-from experiments.fold.grid import Source, fold
-from experiments.fold.points import measured
+from experiments.fold.grid import Source, fold_grid
+from experiments.fold.points import point_source
 from experiments.item import Claim, Column, Grid, Group, Model, Row
 from experiments.plan import Plan
 
@@ -28,7 +28,7 @@ def test_points_of_two_files_are_rows_with_one_id(tmp_path):
     """So that a table can compare them: a column is folded over the samples that all settings have."""
     write(tmp_path / "one", "a", record("fp16"))
     write(tmp_path / "one", "b", record("kivi:int4_g128"))
-    rows = [measured("llama2-7b", name, COLUMN, (tmp_path / "one",)) for name in ("fp16", "kivi:int4_g128")]
+    rows = [point_source("llama2-7b", name, COLUMN, (tmp_path / "one",)) for name in ("fp16", "kivi:int4_g128")]
     assert [list(source.rows) for source in rows] == [["efficiency@512/b2"]] * 2
     assert [source.runs for source in rows] == [("a.json",), ("b.json",)]
 
@@ -37,7 +37,7 @@ def test_a_later_folder_wins_and_another_limit_is_another_point(tmp_path):
     write(tmp_path / "old", "z", record("fp16", tpot=1.0))
     write(tmp_path / "new", "a", record("fp16", tpot=2.0), record("fp16", batch=4, tpot=3.0))
     write(tmp_path / "new", "b", record("fp16", tpot=9.0), limit=None)
-    source = measured("llama2-7b", "fp16", COLUMN, (tmp_path / "old", tmp_path / "new"))
+    source = point_source("llama2-7b", "fp16", COLUMN, (tmp_path / "old", tmp_path / "new"))
     assert FIGURES["tpot_s"](list(source.rows.values())).value == 2.0
 
 
@@ -61,7 +61,7 @@ def test_the_rate_of_decoding_is_all_tokens_over_all_seconds():
 def test_models_of_one_shape_share_their_points(tmp_path):
     """Time and memory depend on a model's dimensions: Longchat-7B has those of Llama-2-7B, Llama-3.1-8B has others."""
     write(tmp_path / "one", "a", record("fp16"))
-    sources = {name: measured(name, "fp16", COLUMN, (tmp_path / "one",)) for name in ("longchat-7b", "llama3.1-8b")}
+    sources = {name: point_source(name, "fp16", COLUMN, (tmp_path / "one",)) for name in ("longchat-7b", "llama3.1-8b")}
     assert sources["longchat-7b"].runs == ("a.json",) and sources["llama3.1-8b"] is None
 
 
@@ -104,7 +104,7 @@ def test_the_best_throughput_and_the_last_batch_that_fitted_are_compared():
         for row, numbers in rates.items()
         for n, rate in zip((1, 2, 4, 8), numbers, strict=False)
     }
-    table = fold(item, Plan(), sources)
+    table = fold_grid(item, Plan(), sources)
     assert [table.at("8B", row, "best").ours for row in rates] == [30.0, 45.0, None]
     assert [table.at("8B", row, "last").ours for row in rates] == [2.0, 4.0, None]
     assert table.at("8B", "KIVI", "last").reason == "not measured until memory ended"
@@ -130,4 +130,4 @@ def test_the_speed_of_another_model_decides_no_claim():
     for model, word in (("LWM", "holds"), ("tiny", "not comparable")):
         plan = Plan(models=() if model == "LWM" else ("tiny",))
         sources = {(model, name, "rate"): Source(by_id) for name, by_id in rows.items()}
-        assert [verdict.verdict for verdict in fold(item, plan, sources).verdicts] == [word]
+        assert [verdict.verdict for verdict in fold_grid(item, plan, sources).verdicts] == [word]

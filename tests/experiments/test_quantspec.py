@@ -5,28 +5,28 @@ import json
 import pytest
 
 from experiments.quantspec import equality, lines
-from experiments.quantspec.acceptance import DRAFTS, Setup
+from experiments.quantspec.acceptance import DRAFTS, AcceptanceSetup
 from experiments.quantspec.prompts import Prompt, books, tasks
-from experiments.quantspec.table import fold
+from experiments.quantspec.table import fold_speculation
 from kvbench.methods.quantspec import SPARSE
 
 
 @pytest.mark.slow  # 12 s
 def test_one_prompt_speculates_as_the_target_alone_and_passes_a_flush():
-    setup = equality.Setup("cpu", 32, "int4_all")
+    setup = equality.EqualitySetup("cpu", 32, "int4_all")
     whole = tasks(setup.tokenizer, 512, 1)[0]
     length = equality.lengths(32, 3)[2]
     prompt = Prompt(whole.id, whole.ids[:length], None, "", stop=False)
-    records = equality.compare(setup, prompt, [2, 5], 24)
+    records = equality.compare_gammas(setup, prompt, [2, 5], 24)
     assert [record["equal"] for record in records] == [True, True]
     assert all(record["flushes"] and record["tokens"] == 23 for record in records)
-    content = lines.figures(records, equality.TIE)
-    assert "| 5 | 1 | 1 | 0 | 0 |" in "\n".join(lines.text(content))
+    content = lines.equality_figures(records, equality.TIE)
+    assert "| 5 | 1 | 1 | 0 | 0 |" in "\n".join(lines.equality_text(content))
     assert content["refused"] == sum(record["drafted"] - record["accepted"] for record in records)
 
 
 def test_prompts_are_of_the_length_asked_for_and_say_what_is_context(tmp_path):
-    setup = Setup("tiny", "cpu", "float32")
+    setup = AcceptanceSetup("tiny", "cpu", "float32")
     (tmp_path / "a.txt").write_text("It was the best of times. " * 6000)
     (tmp_path / "b.txt").write_text("Call me Ishmael. Some years ago. " * 6000)
     computed = books(setup.tokenizer, 200, 5, str(tmp_path))
@@ -62,7 +62,7 @@ def test_the_table_pairs_prompts_and_counts_them_as_clusters(tmp_path):
                 json.dumps({**record, "rounds": 10, "drafted": 40, "accepted": accepted, "tokens": 10 + accepted})
             )
     path.write_text("\n".join(lines) + "\n")
-    text, cells = fold(path, ["first", "second"], "toy")
+    text, cells = fold_speculation(path, ["first", "second"], "toy")
     assert cells[1]["acceptance_rate"] == 0.8 and cells[1]["tokens_per_round"] == 4.2
     assert cells[1]["quantspec_minus_this"] == pytest.approx(0.15)
     assert cells[1]["quantspec_minus_this_stderr"] == pytest.approx(0.1)

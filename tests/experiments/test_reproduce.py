@@ -68,5 +68,5 @@ def test_the_page_is_what_the_results_give():
     """After new results: python -m experiments --reproduce --write."""
     from experiments.registry import items
 
-    outcome = check.check([reproduce.block(list(items().values()))])
+    outcome = check.check_documents([reproduce.reproduce_block(list(items().values()))])
     assert (outcome.differences, outcome.lost) == ([], [])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import registry, runs, session
-from experiments.__main__ import main, parser
+from experiments.__main__ import experiments_parser, main
 from experiments.data import columns_of, data_overrides, scaled, shortened
 from experiments.fold import points
 from experiments.fold.cells import Cell, Folded, Heading
@@ -16,7 +16,7 @@ from experiments.fold.sources import Cause, missing_runs, runs_of, sources_of
 from experiments.item import Claim, Column, Grid, Group, Model, Row
 from experiments.place import Place
 from experiments.plan import Plan
-from experiments.runs import Outcome, Run, execute, run_of
+from experiments.runs import Run, RunOutcome, execute, run_of
 from kvbench.errors import ConfigError, ModelError
 
 MINI = (Column(name="needle", data="mini", task="needle", options=("dataset.tasks=[needle]",)),)
@@ -73,9 +73,9 @@ def test_from_runs_to_files_and_on_where_it_stopped(plan, capsys, monkeypatch):
 
     monkeypatch.setattr(session, "execute_all", cut)
     with pytest.raises(KeyboardInterrupt):
-        session.make([ITEM], plan, "local", 1)
+        session.make_items([ITEM], plan, "local", 1)
     assert [outcome.status for outcome in made] == ["ok"] and not (plan.out).exists()
-    assert session.make([ITEM], plan, "local", 1) == 0
+    assert session.make_items([ITEM], plan, "local", 1) == 0
     assert made[0].id == made[1].id and len({outcome.id for outcome in made}) == 4  # two settings, answers and points
     folder = plan.folder(ITEM)
     content = json.loads((folder / "cells.json").read_text())
@@ -97,7 +97,7 @@ def test_from_runs_to_files_and_on_where_it_stopped(plan, capsys, monkeypatch):
     if find_spec("matplotlib") is not None:  # an optional package: without it there is no picture, but all tables
         assert (folder / "figure.png").stat().st_size > 5000 and (folder / "figure.svg").exists()
     capsys.readouterr()
-    assert session.make([ITEM], plan, "local", 1, fold_only=True) == 0
+    assert session.make_items([ITEM], plan, "local", 1, fold_only=True) == 0
     assert "| FP16 | ours |" in capsys.readouterr().out
 
     here = "here: tiny, mini, limit 1, max-new-tokens 2, lengths 512: 6 of 9 cells"
@@ -129,7 +129,7 @@ def test_a_missing_model_is_asked_for_once(monkeypatch, tmp_path):
         asked.append(config["method"]["_target_"])
         raise ModelError("model llama2-7b: no weights on this machine.\n  hint: get them")
 
-    monkeypatch.setattr("kvbench.runner.run.run", refuse)
+    monkeypatch.setattr("kvbench.runner.run.answer_run", refuse)
     monkeypatch.setattr(runs, "_absent", {})
     first, second = (run_of(name, "llama2-7b", ["dataset=mini"], Plan(runs=tmp_path)) for name in ("fp16", "kivi"))
     assert execute(first).status == "absent" and execute(second).reason.startswith("model llama2-7b")
@@ -140,7 +140,7 @@ def test_a_run_that_breaks_does_not_end_the_others(monkeypatch, tmp_path):
     def broken(config):
         raise ZeroDivisionError("1 / 0")
 
-    monkeypatch.setattr("kvbench.runner.run.run", broken)
+    monkeypatch.setattr("kvbench.runner.run.answer_run", broken)
     outcome = execute(run_of("fp16", "tiny", ["dataset=mini"], Plan(runs=tmp_path)))
     assert outcome.status == "failed" and outcome.reason.startswith("ZeroDivisionError: 1 / 0")
 
@@ -149,7 +149,9 @@ def test_a_reason_is_shown_where_the_run_is_missing(empty):
     run = run_of("fp16", "tiny", ["dataset=mini"], empty)
     place = ("tiny", "FP16", "needle")
     outcomes = {
-        one: Outcome(one, "", "absent", "no network") for one in runs_of(ITEM, empty).values() if isinstance(one, Run)
+        one: RunOutcome(one, "", "absent", "no network")
+        for one in runs_of(ITEM, empty).values()
+        if isinstance(one, Run)
     }
     sources = sources_of(ITEM, empty, outcomes)
     assert sources[place].reason == "no network" and not sources[place].rows
@@ -176,14 +178,14 @@ def test_points_of_files(tmp_path):
     column = Column(name="x", data="efficiency", prompt=4096, batch=2, memory_gb=44.7)
 
     def at(**changes):
-        return points.measured("llama2-7b", "kivi:int4", Column(**{**vars(column), **changes}), (tmp_path,))
+        return points.point_source("llama2-7b", "kivi:int4", Column(**{**vars(column), **changes}), (tmp_path,))
 
     source = at()
     assert source.runs == ("memory.json",) and source.note == "NVIDIA H200, graph"
     assert list(source.rows) == ["efficiency@4096/b2"]
     assert at(batch=8).reason == "out of memory on NVIDIA H200" == at(batch=16).reason
     assert at(batch=4) is None and at(memory_gb=None) is None and at(prompt=512) is None
-    assert points.measured("llama2-7b", "kivi:int2", column, (tmp_path,)) is None
+    assert points.point_source("llama2-7b", "kivi:int2", column, (tmp_path,)) is None
 
 
 def test_lengths_are_scaled_to_the_model_and_said():
@@ -221,7 +223,7 @@ def test_command_line(capsys, monkeypatch, tmp_path):
         main(["all", "--limit", "0"])
     with pytest.raises(SystemExit):
         main(["all", "--launcher", "joblib", "--jobs", "0"])
-    assert parser().parse_args(["all", "--models", "tiny", "--data", "mini"]).items == ["all"]
+    assert experiments_parser().parse_args(["all", "--models", "tiny", "--data", "mini"]).items == ["all"]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_an_item_is_finished_as_soon_as_its_runs_have_ended(monkeypatch, capsys,
     def execute(todo, launcher, jobs):
         for run in todo:
             events.append(run)
-            yield Outcome(run, "", *statuses[run])
+            yield RunOutcome(run, "", *statuses[run])
 
     monkeypatch.setattr(session, "item_runs", lambda item, plan: needed[item.id])
     monkeypatch.setattr(session, "execute_all", execute)
@@ -279,10 +281,10 @@ def test_an_item_is_finished_as_soon_as_its_runs_have_ended(monkeypatch, capsys,
     done = lambda item, outcomes: SimpleNamespace(cells=[cell], of=(item.id, len(outcomes)))  # noqa: E731
     monkeypatch.setattr(session, "folded_of", lambda item, plan, outcomes: done(item, outcomes))
     place = lambda folded: events.append(folded.of) or Place(tmp_path)  # noqa: E731
-    monkeypatch.setattr(session, "write", lambda item, folded, plan: (place(folded), "no picture"))
-    monkeypatch.setattr(session, "markdown", lambda item, folded: item.id)
+    monkeypatch.setattr(session, "write_item", lambda item, folded, plan: (place(folded), "no picture"))
+    monkeypatch.setattr(session, "item_markdown", lambda item, folded: item.id)
     items = [Grid(id=name, number="1", title="", caption="", rows=(), columns=()) for name in needed]
-    assert session.make(items, Plan(), "local", 1) == 0
+    assert session.make_items(items, Plan(), "local", 1) == 0
     assert events == [("x/3", 0), one, ("x/2", 1), two, ("x/1", 2)]
     out, err = capsys.readouterr()
     assert out.count("-> ") == 3 and err.count("no picture\n") == 3
@@ -291,16 +293,16 @@ def test_an_item_is_finished_as_soon_as_its_runs_have_ended(monkeypatch, capsys,
     )  # a reason is printed once
     statuses[two] = ("failed", "Traceback\nline two")
     events.clear()
-    assert session.make(items, Plan(), "local", 1) == 1 and len(events) == 5
+    assert session.make_items(items, Plan(), "local", 1) == 1 and len(events) == 5
     assert "[2/2] failed  python -m kvbench method=b\nTraceback\nline two\n" in capsys.readouterr().err
     events.clear()
-    assert session.make(items, Plan(), "local", 1, fold_only=True) == 0 and [e[1] for e in events] == [0, 0, 0]
+    assert session.make_items(items, Plan(), "local", 1, fold_only=True) == 0 and [e[1] for e in events] == [0, 0, 0]
 
 
 def test_the_same_run_is_made_once(monkeypatch):
     one, two = (Run((name,), "tiny", "mini") for name in "ab")
     made = []
-    monkeypatch.setattr(runs, "execute", lambda run, threads=None: made.append(run) or Outcome(run, "", "ok"))
+    monkeypatch.setattr(runs, "execute", lambda run, threads=None: made.append(run) or RunOutcome(run, "", "ok"))
     assert [outcome.run for outcome in runs.execute_all([one, two, one])] == [one, two] == made
 
 
@@ -310,20 +312,20 @@ def test_dry_run_of_an_unknown_gpu_is_refused(capsys):
 
 
 def test_dry_run(empty, capsys, monkeypatch):
-    from experiments.predict import Work, duration, expect, predicted
+    from experiments.predict import Work, duration, expect_run, prediction_report
 
-    text = predicted([ITEM, ITEM], empty)
+    text = prediction_report([ITEM, ITEM], empty)
     assert text.count("python -m kvbench method=fp16 model=tiny dataset=mini") == 1
     assert "4 of which are shared with items above" in text and "4 runs, expected on one h200" in text
     qmsum = run_of("fp16", "llama2-7b", ["dataset=longbench_cocktail", "dataset.tasks=[qmsum]"], empty)
-    seconds, peak = expect(qmsum)
+    seconds, peak = expect_run(qmsum)
     # 200 samples of 127 steps; a step reads 13.2 GB of weights and 2.1 GB of keys and values at 4.7 TB/s, about 3.2 ms
     assert 200 * 127 * 3e-3 < seconds < 200 * 127 * 6e-3
     assert 14 < peak / 2**30 < 17
     batches = []
     for samples in (4, 5, 8):
         monkeypatch.setattr("experiments.predict.works", lambda run, samples=samples: [Work(samples, 64, 9, 4)])
-        batches.append(expect(qmsum)[0])
+        batches.append(expect_run(qmsum)[0])
     assert batches == pytest.approx([batches[0], 2 * batches[0], 2 * batches[0]]), "an incomplete batch takes as long"
     assert [duration(12), duration(120), duration(7200)] == ["12 s", "2.0 min", "2.0 h"]
 
@@ -358,5 +360,5 @@ def test_items_are_listed_with_and_without_the_option(monkeypatch, capsys):
         assert main(typed) == 0
         listed = capsys.readouterr().out
         assert ITEM.id in listed and "`python -m experiments ITEM` makes one, `--dry-run` says how" in listed
-    assert "without an argument, all items are listed" in " ".join(parser().format_help().split())
+    assert "without an argument, all items are listed" in " ".join(experiments_parser().format_help().split())
     assert main(["--list", "--runs", "/nope"]) == 2 and "--runs=/nope: is not a folder" in capsys.readouterr().err

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from experiments.tiny import corpus
-from experiments.tiny.config import MixConfig, OptimizerConfig, Phase, read
+from experiments.tiny.config import MixConfig, OptimizerConfig, Phase, read_train_config
 from experiments.tiny.export import export
 from experiments.tiny.feed import Feed
 from experiments.tiny.fillers import Library
-from experiments.tiny.mix import ANSWER, BOS, EOS, NONE, Mix, ends
+from experiments.tiny.mix import ANSWER, BOS, EOS, NONE, Mix, answer_ranges
 from experiments.tiny.model import Network
 from experiments.tiny.schedule import length_at, rate_at
-from experiments.tiny.train import train
+from experiments.tiny.train import train_model
 from kvbench.errors import ConfigError, DataError
 from kvbench.tasks.mini.catalogue import TASKS
 from kvbench.tasks.mini.code import function
@@ -50,7 +50,7 @@ def library(folder) -> Library:
 
 
 def config(folder: Path, run: Path, *more: str):
-    return read(
+    return read_train_config(
         CONFIG,
         [
             f"corpus.path={folder}",
@@ -71,7 +71,7 @@ def config(folder: Path, run: Path, *more: str):
 
 
 def test_held_out_modules_are_left_out(folder, library):
-    documents = [text for path in corpus.files(folder) for text in corpus.documents(path)]
+    documents = [text for path in corpus.text_files(folder) for text in corpus.training_documents(path)]
     assert len(documents) == 3
     assert not any("SECRET" in text for text in documents)
     assert {"argparse.py", "pydoc_data/topics.py"} <= EXCLUDED
@@ -80,7 +80,7 @@ def test_held_out_modules_are_left_out(folder, library):
 def test_corpus_tokens_are_those_of_the_whole_documents(folder, library):
     encode = encoder(TOKENIZER)
     for path, tokens in (("novels.txt.xz", library.tokens.prose), ("python.txt", library.tokens.code)):
-        whole = [i for text in corpus.documents(folder / path) for i in [*encode([text])[0], EOS]]
+        whole = [i for text in corpus.training_documents(folder / path) for i in [*encode([text])[0], EOS]]
         if path.startswith("python"):
             assert tokens.tolist() == whole
         else:  # documents are dealt to the jobs, so their order is by turns
@@ -89,7 +89,7 @@ def test_corpus_tokens_are_those_of_the_whole_documents(folder, library):
 
 def test_an_empty_folder_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"set corpus\.path"):
-        corpus.files(tmp_path)
+        corpus.text_files(tmp_path)
 
 
 @pytest.mark.parametrize("length", [256, 1024])
@@ -104,7 +104,7 @@ def test_rows(library, length):
     assert (ids[:, 0] == BOS).all()
     assert (codes[:, 0] == NONE).all()
     assert (codes[ids == BOS] == NONE).all()
-    answers = [library.text(row[a:b]) for row, code in zip(ids, codes, strict=True) for a, b in ends(code)]
+    answers = [library.text(row[a:b]) for row, code in zip(ids, codes, strict=True) for a, b in answer_ranges(code)]
     assert len(answers) >= 16
     assert all(text.endswith("\n") and text[0] == " " and text.strip() for text in answers)
 
@@ -143,9 +143,9 @@ def test_feed_keeps_the_order_whatever_the_number_of_workers():
 
 @pytest.mark.slow  # 5 s
 def test_a_resumed_training_equals_one_in_one_go(folder, tmp_path):
-    whole = train(config(folder, tmp_path / "whole"))
-    train(config(folder, tmp_path / "parts"), stop_after=2)
-    parts = train(config(folder, tmp_path / "parts", "run.workers=2"))
+    whole = train_model(config(folder, tmp_path / "whole"))
+    train_model(config(folder, tmp_path / "parts"), stop_after=2)
+    parts = train_model(config(folder, tmp_path / "parts", "run.workers=2"))
     assert whole.step == parts.step == 4
     assert whole.tokens == parts.tokens == 4 * 512
     for a, b in zip(whole.network.parameters(), parts.network.parameters(), strict=True):
@@ -158,13 +158,13 @@ def test_a_resumed_training_equals_one_in_one_go(folder, tmp_path):
     assert [row["length"] for row in rows[0]] == [128, 128, 256, 256]
     assert all(row["loss"] > 0 for row in rows[0])
     with pytest.raises(ValueError, match="another shape"):
-        train(config(folder, tmp_path / "parts", "model.layers=1", "run.steps=9"))
+        train_model(config(folder, tmp_path / "parts", "model.layers=1", "run.steps=9"))
 
 
 def test_saved_model_gives_the_trainers_logits(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    shape = dataclasses.replace(read(CONFIG, ["run.dir=x"]).model, width=64, layers=2, heads=4, hidden=96)
+    shape = dataclasses.replace(read_train_config(CONFIG, ["run.dir=x"]).model, width=64, layers=2, heads=4, hidden=96)
     network = Network(shape, torch.float32)
     network.initialise(torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -181,8 +181,8 @@ def test_saved_model_gives_the_trainers_logits(tmp_path):
 
 def test_wrong_configurations_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="exactly one"):
-        read(CONFIG, ["run.steps=3"])
+        read_train_config(CONFIG, ["run.steps=3"])
     with pytest.raises(ConfigError, match="must divide"):
-        read(CONFIG, ["phases=[{length: 300, share: 1}]"])
+        read_train_config(CONFIG, ["phases=[{length: 300, share: 1}]"])
     with pytest.raises(ConfigError, match="did you mean 'rate'"):
-        read(CONFIG, ["optimizer.rat=1"])
+        read_train_config(CONFIG, ["optimizer.rat=1"])

@@ -16,7 +16,7 @@ TINY = Path(__file__).parents[2] / "kvbench" / "models" / "tiny"
 
 @pytest.fixture(scope="module")
 def tiny():
-    return evaluate.load(TINY, torch.device("cpu"))
+    return evaluate.load_checkpoint(TINY, torch.device("cpu"))
 
 
 @pytest.mark.slow  # 5 s

@@ -7,7 +7,7 @@ import json
 import torch
 
 from experiments.multigpu.worker import EQUAL, GRAPHS, LAYOUTS, LONG, Peaks, Record, mine
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 
 
 def test_the_file_is_whole_after_every_measurement(tmp_path, capsys):
@@ -40,5 +40,5 @@ def test_devices_of_a_model_are_named_once():
 
 def test_every_setting_of_the_worker_can_run():
     for text in {*EQUAL.values(), *LONG.values()}:
-        parse(text).load()
+        parse_setting(text).load()
     assert set(GRAPHS) == set(LAYOUTS) and "always" not in GRAPHS["device_map"]

@@ -5,11 +5,11 @@ import math
 
 from experiments import check
 from experiments.checks import written
-from experiments.draw.table import markdown
+from experiments.draw.table import item_markdown
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.plan import Plan
 from experiments.registry import items
-from experiments.write import read, write
+from experiments.write import read_folded, write_item
 
 
 def folded(**more):
@@ -53,7 +53,7 @@ def folded(**more):
 
 
 def test_a_table_is_that_of_its_cells(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.write.draw", lambda item, folded, folder: "")
+    monkeypatch.setattr("experiments.write.draw_item", lambda item, folded, folder: "")
     item = items()["cocktail/table2"]
     verdict = Verdict(
         claim="it stays",
@@ -71,16 +71,16 @@ def test_a_table_is_that_of_its_cells(tmp_path, monkeypatch):
         needed=2000,
     )
     whole = folded(verdicts=[verdict])
-    where, _ = write(item, whole, Plan(out=tmp_path / "results"))
+    where, _ = write_item(item, whole, Plan(out=tmp_path / "results"))
     folder = where.path
     content = json.loads((folder / "cells.json").read_text())
-    assert markdown(item, read(content)) == markdown(item, whole) == (folder / "table.md").read_text()
-    assert read(content).verdicts[0].high == math.inf
+    assert item_markdown(item, read_folded(content)) == item_markdown(item, whole) == (folder / "table.md").read_text()
+    assert read_folded(content).verdicts[0].high == math.inf
     document = str((folder / "table.md").relative_to(tmp_path))
-    outcome = check.check(written.items(tmp_path), tmp_path)
+    outcome = check.check_documents(written.items(tmp_path), tmp_path)
     assert (outcome.differences, outcome.lost, list(outcome.covered)) == ([], [], [document])
 
     shown = (folder / "table.md").read_text()
     (folder / "table.md").write_text(shown.replace("7.0", "9.0", 1))
-    (difference,) = check.check(written.items(tmp_path), tmp_path).differences
+    (difference,) = check.check_documents(written.items(tmp_path), tmp_path).differences
     assert "7.0" in difference.wanted and "9.0" in difference.shown

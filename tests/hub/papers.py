@@ -21,8 +21,8 @@ import yaml
 from pyarrow import parquet
 
 from kvbench.models.spec import local_folder
-from kvbench.tasks.longbench import EXTENDED, templates
-from kvbench.util.confdir import options
+from kvbench.tasks.longbench import EXTENDED, longbench_templates
+from kvbench.util.confdir import group_options
 from tests.hub.standin import Hub
 
 #: layers of the models that are served, of tiny's eight: no test looks at answers
@@ -56,7 +56,7 @@ def longbench() -> dict[str, bytes]:
     """Return the official archive with two records of every task."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as members:
-        for task in (*templates(), *EXTENDED):
+        for task in (*longbench_templates(), *EXTENDED):
             base = task.removesuffix("_e")
             classes = ["place", "person"] if base in ("trec", "lsht") else None
             answer = classes[0] if classes else "Paragraph 1" if base == "passage_retrieval_en" else "1"
@@ -166,7 +166,7 @@ def files_of(hub_id: str) -> dict[str, bytes]:
 
 def datasets() -> dict[str, dict[str, Any]]:
     """Return the sources on the hub of all choices of ``conf/dataset``, by the choice's name (RULER's: with a key)."""
-    groups = {name: yaml.safe_load(path.read_text(encoding="utf-8")) for name, path in options("dataset").items()}
+    groups = {name: yaml.safe_load(path.read_text(encoding="utf-8")) for name, path in group_options("dataset").items()}
     sources = {name: group["source"] for name, group in groups.items() if (group.get("source") or {}).get("hub_id")}
     keys = ("essays", "squad_source", "hotpotqa_source")
     return {**sources, **{f"ruler {key}": groups["ruler"][key] for key in keys}}
@@ -187,7 +187,7 @@ def add_model(hub: Hub, preset: str, *, refuses: int | None = None) -> str:
 
     The weights of a preset whose name ends in ``-awq`` are in the format AWQ.
     """
-    group = yaml.safe_load(options("model")[preset].read_text(encoding="utf-8"))
+    group = yaml.safe_load(group_options("model")[preset].read_text(encoding="utf-8"))
     shape = group["architecture"]
     head_dim = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
     hub.add(group["hub_id"], _tiny(head_dim, preset.endswith("-awq")), refuses=refuses)

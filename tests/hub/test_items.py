@@ -21,7 +21,7 @@ import pytest
 
 from experiments import runs
 from experiments.__main__ import main
-from experiments.data import POINTS, preset
+from experiments.data import POINTS, choice_data
 from experiments.fold import forced
 from experiments.item import Column, Computed, Grid, Item, Model, Row
 from experiments.registry import items
@@ -88,7 +88,7 @@ def hub(place: tuple[Hub, list[str]], monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def obstacle(item: Grid, model: Model, row: Row, column: Column) -> str | None:
     """Return how the reason of a cell without a number begins; empty if the cell must have one, None if it may."""
-    needed = preset("model", model.preset)["requires"]
+    needed = choice_data("model", model.preset)["requires"]
     if column.only and model.preset not in column.only:
         return "not in the paper's table"
     if column.data == POINTS:
@@ -97,7 +97,7 @@ def obstacle(item: Grid, model: Model, row: Row, column: Column) -> str | None:
         return f"model={model.preset}: needs the package {needed}, which is not installed."
     if "encoder=openai" in str(row.setting):
         return "method.encoder=openai needs an API key"
-    shape = preset("model", model.preset)["architecture"]
+    shape = choice_data("model", model.preset)["architecture"]
     if "hf_quantized" in str(row.setting) and shape["hidden_size"] // shape["num_attention_heads"] % 64:
         return "method.group_size=64: does not divide the model's head_dim"  # Phi-3: 96 channels
     if column.figure == "acceptance" and row.setting == "fp16":
@@ -143,7 +143,7 @@ def check_cells(item: Item, content: dict[str, Any], table: str) -> None:
 
 def check_records(item: Item, content: dict[str, Any], hub: Hub) -> None:
     """Hold the record of each run behind a cell to name model and data by their ids and commits on the hub."""
-    models = {model.title: preset("model", model.preset)["hub_id"] for model in item.models}
+    models = {model.title: choice_data("model", model.preset)["hub_id"] for model in item.models}
     columns = {column.name: column for column in item.columns} if isinstance(item, Grid) else {}
     for cell in content["cells"]:
         for name in cell["runs"]:
@@ -167,7 +167,7 @@ def check_records(item: Item, content: dict[str, Any], hub: Hub) -> None:
             for entry in origin["data"]:
                 assert entry["revision"] == hub.repositories[f"datasets/{entry['hub_id']}"].main
             if cell["column"] in columns:
-                source = preset("dataset", columns[cell["column"]].data)["source"]
+                source = choice_data("dataset", columns[cell["column"]].data)["source"]
                 assert {entry["hub_id"] for entry in origin["data"]} == {source["hub_id"]}
 
 

@@ -207,7 +207,7 @@ def test_a_cache_that_cannot_be_written_to_is_still_read(hub: Hub, monkeypatch: 
     def refused(*arguments: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("kvbench.util.atomic.write", refused)
+    monkeypatch.setattr("kvbench.util.atomic.replace_file", refused)
     settle(MODEL, MODEL.commit(), "the hub's cache on this machine")
     assert recorded(MODEL) == {}
 

@@ -48,7 +48,7 @@ def test_a_kernel_that_cannot_be_had_leaves_it_to_the_library(monkeypatch: pytes
         asked.append((tuple(weight.shape), bias is not None))
         raise failure
 
-    monkeypatch.setattr(matvec, "launch", broken)
+    monkeypatch.setattr(matvec, "launch_matvec", broken)
     matvec.compiles.cache_clear()
     failure: Exception = torch.OutOfMemoryError("full")
     with pytest.raises(torch.OutOfMemoryError):
@@ -125,15 +125,15 @@ def test_the_kernel_sums_in_fp32(rows: int, columns: int, dtype: torch.dtype, mo
     require()
     monkeypatch.setattr(matvec, "SHAPES", ((1 << 30, (2, 32, 1)),))
     x, weight = pair(rows, columns, dtype)
-    made = matvec.launch(x, weight)
+    made = matvec.launch_matvec(x, weight)
     torch.testing.assert_close(made, wanted(x, weight))
     bias = torch.linspace(-1, 1, rows).to(dtype)
-    torch.testing.assert_close(matvec.launch(x, weight, bias), wanted(x, weight, bias))
+    torch.testing.assert_close(matvec.launch_matvec(x, weight, bias), wanted(x, weight, bias))
     monkeypatch.setattr(matvec, "UNROLLED", 0)  # a loop, as for many columns
-    assert torch.equal(matvec.launch(x, weight), made)
+    assert torch.equal(matvec.launch_matvec(x, weight), made)
     wide = torch.cat([weight, weight], 1)[:, :columns]
     assert wide.stride(0) == 2 * columns
-    assert torch.equal(matvec.launch(x, wide), matvec.launch(x, weight))
+    assert torch.equal(matvec.launch_matvec(x, wide), matvec.launch_matvec(x, weight))
 
 
 @pytest.mark.gpu

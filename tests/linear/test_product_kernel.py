@@ -224,4 +224,4 @@ def test_it_compiles_for(architecture: str) -> None:
     ):
         assert nvrtc.compiled(config.source, architecture, "product")
     macros = "#define BF16 1\n#define GROUP 128\n#define HALF 1\n#define WARPS 8\n"
-    assert nvrtc.compiled(macros + build.source("dequantize"), architecture, "dequantize")
+    assert nvrtc.compiled(macros + build.linear_source("dequantize"), architecture, "dequantize")

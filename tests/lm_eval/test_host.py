@@ -108,7 +108,7 @@ def test_fp16_is_hf_to_the_last_sample_and_int2_is_not(place: Path) -> None:
     assert {run["label"] for run in runs.values()} == {"fp16", "kivi int2"}
     for folder, run in runs.items():
         assert run["samples"]["done"] == 6 and set(run["scores"]) == {"problems", "values", "choice"}
-        rows = samples.read(folder / "samples.jsonl").rows.values()
+        rows = samples.read_samples(folder / "samples.jsonl").rows.values()
         assert all(row["kv_bytes"]["used"]["total"] > 0 for row in rows)
         assert run["data"]["notes"]["requests"] == 8
         assert run["data"]["notes"]["exact_requests"] == (8 if run["label"] == "fp16" else 0)
@@ -146,7 +146,7 @@ def test_prompts_that_lose_their_beginning_are_counted(place: Path) -> None:
     assert evaluate("--model_args", "model=tiny,max_length=512,results_dir=rows", "--tasks", "cut") == 0
     (path,) = place.glob("rows/*/metrics.json")
     assert json.loads(path.read_text())["samples"]["truncated"] == 2
-    rows = samples.read(path.parent / "samples.jsonl").rows.values()
+    rows = samples.read_samples(path.parent / "samples.jsonl").rows.values()
     assert all(0 < row["truncated"] < 256 and row["prompt_tokens"] == 256 for row in rows)
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from kvbench.loggers.csv import CsvLogger
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests.run_support import config
 
 
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory) -> dict:
-    return run(config(tmp_path_factory.mktemp("runs")))
+    return answer_run(config(tmp_path_factory.mktemp("runs")))
 
 
 def table(path: Path) -> list[dict]:
@@ -29,7 +29,7 @@ def test_a_run_appends_its_row(tmp_path):
     path = tmp_path / "sub" / "runs.csv"
     logger = {"name": "csv", "path": str(path)}
     for made in (config(tmp_path / "r", logger=logger), config(tmp_path / "r", "fp16", logger=logger)):
-        run(made)
+        answer_run(made)
     kivi, full = table(path)
     assert (kivi["method"], kivi["quantizer"], kivi["method.residual"]) == ("kivi", "int2", "32")
     assert (full["method"], full["method.residual"]) == ("fp16", "")
@@ -37,7 +37,7 @@ def test_a_run_appends_its_row(tmp_path):
     assert 0 < float(kivi["scores.first.score"]) < 1
     assert int(kivi["kv_bytes.used.total"]) < int(full["kv_bytes.used.total"])
     assert float(kivi["ttft_s.median"]) > 0
-    run(config(tmp_path / "r", logger=logger))  # now paired with fp16 on disk already; nothing new to say
+    answer_run(config(tmp_path / "r", logger=logger))  # now paired with fp16 on disk already; nothing new to say
     assert len(table(path)) == 2
 
 
@@ -83,7 +83,7 @@ def test_a_failing_logger_does_not_lose_the_run(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(CsvLogger, "sample", fail)
     monkeypatch.setattr(CsvLogger, "finish", fail)
-    metrics = run(config(tmp_path, logger={"name": "csv", "path": str(tmp_path / "runs.csv")}))
+    metrics = answer_run(config(tmp_path, logger={"name": "csv", "path": str(tmp_path / "runs.csv")}))
     assert metrics["status"] == "ok"
     printed = capsys.readouterr().err
     assert printed.count("logger csv failed (ConnectionError: the service went away)") == 1
@@ -98,15 +98,15 @@ def test_a_row_lost_to_a_kill_or_a_failure_is_sent_by_the_next_session(tmp_path,
 
     with monkeypatch.context() as patch:
         patch.setattr(CsvLogger, "finish", fail)
-        run(settings)
+        answer_run(settings)
     assert "run the same command again later to send them" in capsys.readouterr().err
     assert not path.exists()
-    run(settings)  # nothing is missing but the row
+    answer_run(settings)  # nothing is missing but the row
     assert len(table(path)) == 1
-    run(settings)
+    answer_run(settings)
     assert len(table(path)) == 1
     path.unlink()
-    run(settings)
+    answer_run(settings)
     assert len(table(path)) == 1
 
 

@@ -194,7 +194,7 @@ def test_a_logger_that_failed_is_not_called_again(at: str) -> None:
 
 
 def test_a_logger_that_does_nothing_has_no_place_and_never_failed() -> None:
-    logger = loggers.load(type("NoLogger", (), {"name": "none"})(), "id", {}, "kivi", print)
+    logger = loggers.load_logger(type("NoLogger", (), {"name": "none"})(), "id", {}, "kivi", print)
     assert type(logger) is Logger and logger.destination() is None and not logger.failed
     named = type("Csv", (), {"name": "csv", "path": "x.csv"})()
-    assert isinstance(loggers.load(named, "id", {}, "kivi", print), Safe)
+    assert isinstance(loggers.load_logger(named, "id", {}, "kivi", print), Safe)

@@ -12,7 +12,7 @@ from kvbench import loggers
 from kvbench.loggers.wandb import WandbLogger
 from kvbench.loggers.wandb_service import Service, has_key
 from kvbench.results import samples
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests.loggers.wandb_file import read
 from tests.run_support import config
 
@@ -31,7 +31,7 @@ def logger_config(tmp_path: Path, mode: str = "auto") -> dict:
 
 
 def test_a_run_without_a_key_is_offline_and_complete(tmp_path, capsys):
-    metrics = run(config(tmp_path / "r", logger=logger_config(tmp_path)))
+    metrics = answer_run(config(tmp_path / "r", logger=logger_config(tmp_path)))
     assert "wandb: no API key is configured, so it runs offline" in capsys.readouterr().err
     (path,) = (tmp_path / "w" / "wandb").glob("offline-run-*/*.wandb")
     found = read(path)
@@ -67,20 +67,20 @@ def test_a_run_without_a_key_is_offline_and_complete(tmp_path, capsys):
 
 
 def test_off(tmp_path):
-    metrics = run(config(tmp_path / "r", logger=logger_config(tmp_path, "disabled")))
+    metrics = answer_run(config(tmp_path / "r", logger=logger_config(tmp_path, "disabled")))
     assert metrics["status"] == "ok"
     assert not list(tmp_path.glob("w/wandb/offline-run-*"))
 
 
 def test_online_without_a_key_says_what_to_do_and_the_run_goes_on(tmp_path, capsys):
-    metrics = run(config(tmp_path / "r", dataset={"limit": 1}, logger=logger_config(tmp_path, "online")))
+    metrics = answer_run(config(tmp_path / "r", dataset={"limit": 1}, logger=logger_config(tmp_path, "online")))
     assert metrics["status"] == "ok"
     assert "logger wandb failed" in capsys.readouterr().err
 
 
 def test_two_runs_in_one_process(tmp_path):
     for name in ("fp16", "kivi"):
-        run(config(tmp_path / "r", name, dataset={"limit": 1}, logger=logger_config(tmp_path, "offline")))
+        answer_run(config(tmp_path / "r", name, dataset={"limit": 1}, logger=logger_config(tmp_path, "offline")))
     files = sorted((tmp_path / "w" / "wandb").glob("offline-run-*/*.wandb"))
     assert len({read(path)["run_id"] for path in files}) == 2
 
@@ -131,7 +131,7 @@ def test_wandb_is_imported_only_when_it_is_used(tmp_path):
 
 
 def test_none_does_nothing():
-    logger = loggers.load(SimpleNamespace(name="none"), "id", {}, "kivi", print)
+    logger = loggers.load_logger(SimpleNamespace(name="none"), "id", {}, "kivi", print)
     logger.sample({})
     logger.finish({})
 
@@ -147,18 +147,18 @@ def tables(tmp_path: Path) -> list[list[str]]:
 
 
 def test_a_finished_run_is_sent_when_it_is_repeated_and_only_once(tmp_path):
-    run(config(tmp_path / "r"))
+    answer_run(config(tmp_path / "r"))
     settings = config(tmp_path / "r", logger=logger_config(tmp_path))
-    metrics = run(settings)
+    metrics = answer_run(settings)
     (path,) = files(tmp_path)
     content = read(path)
     assert content["run_id"] == metrics["run_id"]
     assert content["summary"]["scores/first/score"] == pytest.approx(metrics["scores"]["first"]["score"])
     assert sum("sample/kv_MiB" in row for row in content["history"]) == 4
     assert [len(ids) for ids in tables(tmp_path)] == [4]
-    run(settings)
+    answer_run(settings)
     assert files(tmp_path) == [path]
-    run(config(tmp_path / "r", logger={**logger_config(tmp_path), "dir": str(tmp_path / "elsewhere")}))
+    answer_run(config(tmp_path / "r", logger={**logger_config(tmp_path), "dir": str(tmp_path / "elsewhere")}))
     assert list((tmp_path / "elsewhere").rglob("*.wandb"))
 
 
@@ -176,10 +176,10 @@ def test_a_resumed_run_has_the_samples_of_all_its_sessions(tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Session, "rows", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run(settings)
-    run(settings)
+            answer_run(settings)
+    answer_run(settings)
     first, last = files(tmp_path)
-    stored = list(samples.read(next((tmp_path / "r").glob("*/samples.jsonl"))).rows)
+    stored = list(samples.read_samples(next((tmp_path / "r").glob("*/samples.jsonl"))).rows)
     assert tables(tmp_path) == [stored[:2], stored]
     assert sum("sample/kv_MiB" in row for row in read(first)["history"]) == 2
     assert (read(first)["exit_code"], read(last)["exit_code"]) == (1, 0)
@@ -191,10 +191,10 @@ def test_what_failed_once_is_sent_by_the_next_session(tmp_path, monkeypatch, cap
     settings = config(tmp_path / "r", dataset={"limit": 2}, logger=logger_config(tmp_path, "offline"))
     with monkeypatch.context() as patch:
         patch.setattr(Service, "_init", lambda *_: (_ for _ in ()).throw(ConnectionError("away")))
-        run(settings)
+        answer_run(settings)
     assert "logger wandb failed (ConnectionError: away)" in capsys.readouterr().err
     assert not files(tmp_path)
-    run(settings)
+    answer_run(settings)
     assert len(files(tmp_path)) == 1
     assert [len(ids) for ids in tables(tmp_path)] == [2]
 
@@ -207,7 +207,7 @@ def test_a_run_that_ended_out_of_memory_is_a_result_and_one_that_failed_is_none(
         monkeypatch.setattr(Session, "rows", lambda self, batch, error=error: (_ for _ in ()).throw(error))
         place = tmp_path / status
         settings = config(place / "r", dataset={"limit": 1}, logger=logger_config(place, "offline"))
-        assert run(settings)["status"] == status
+        assert answer_run(settings)["status"] == status
         (path,) = files(place)
         codes[status] = read(path)["exit_code"]
     assert codes == {"oom": 0, "error": 1}

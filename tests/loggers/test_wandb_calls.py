@@ -10,7 +10,7 @@ import pytest
 
 from kvbench import loggers
 from kvbench.loggers.wandb import WandbLogger
-from kvbench.loggers.wandb_service import distinct, plain
+from kvbench.loggers.wandb_service import distinct, plain_data
 
 
 class Run:
@@ -233,7 +233,7 @@ def test_a_service_that_does_not_answer_is_left_unless_online_was_asked_for(wand
 
 
 def test_plain_data_have_no_tuples() -> None:
-    assert plain({1: ({"a": (1, 2)}, "text")}) == {"1": [{"a": [1, 2]}, "text"]}
+    assert plain_data({1: ({"a": (1, 2)}, "text")}) == {"1": [{"a": [1, 2]}, "text"]}
 
 
 def test_half_an_emoji_is_sent_as_an_escape(wandb, tmp_path) -> None:
@@ -259,8 +259,8 @@ def test_runs_of_a_sweep_have_its_group_and_tag(wandb, tmp_path) -> None:
     settings = logger(tmp_path).service.settings
     settings.name = "wandb"
     with loggers.in_sweep("today"):
-        loggers.load(settings, "id", CONFIG, "kivi int2", print).sample(row("a"))
-    loggers.load(settings, "id", CONFIG, "kivi int2", print).sample(row("a"))
+        loggers.load_logger(settings, "id", CONFIG, "kivi int2", print).sample(row("a"))
+    loggers.load_logger(settings, "id", CONFIG, "kivi int2", print).sample(row("a"))
     assert [named["group"] for named in wandb.inits] == ["sweep today", "tiny/mini"]
     assert wandb.inits[0]["tags"] == ["a", "kivi", "tiny", "mini", "sweep today"]
 

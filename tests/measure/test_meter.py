@@ -17,13 +17,13 @@ from kvbench.decoding.round_times import Round
 from kvbench.errors import ConfigError
 from kvbench.loggers.csv import flat_row
 from kvbench.measure.meter import How, Meter
-from kvbench.measure.point_figures import predicted, times, weight_bytes
+from kvbench.measure.point_figures import predicted_figures, time_figures, weight_bytes
 from kvbench.methods.load import load_method
 from kvbench.models.random_weights import byte_tokenizer
 from kvbench.results import tables
 from kvbench.results.store import RunStore
-from kvbench.runner.run import run
-from kvbench.util.confdir import options
+from kvbench.runner.run import answer_run
+from kvbench.util.confdir import group_options
 from tests.run_files import validate
 from tests.run_support import ARCHITECTURE, METHODS, config
 
@@ -66,7 +66,7 @@ def small(monkeypatch):
 
 
 def test_a_row_for_every_point_with_what_it_took(tmp_path):
-    metrics = run(settings(tmp_path))
+    metrics = answer_run(settings(tmp_path))
     content = json.loads((Path(metrics["run_dir"]) / "metrics.json").read_text())
     validate(content)
     rows = rows_of(metrics)
@@ -102,7 +102,7 @@ def test_a_row_for_every_point_with_what_it_took(tmp_path):
 
 def test_memory_that_ends_is_a_row_and_the_last_of_its_length(tmp_path, small):
     calls = small(2)
-    metrics = run(settings(tmp_path, grid={"repeats": 1}))
+    metrics = answer_run(settings(tmp_path, grid={"repeats": 1}))
     assert metrics["status"] == "ok"
     rows = rows_of(metrics)
     assert [row["status"] for row in rows.values()] == ["ok", "ok", "oom"] * 2
@@ -115,10 +115,10 @@ def test_memory_that_ends_is_a_row_and_the_last_of_its_length(tmp_path, small):
     points = metrics["scores"]["efficiency@48"]["points"]
     assert (points["max_batch"], points["oom_batch"]) == (2, 4)
     assert list(points["batches"]) == ["1", "2", "4"] and points["batches"]["4"]["status"] == "oom"
-    text = tables.summary([metrics], 120)
+    text = tables.table_text([metrics], 120)
     assert "2.5 GiB more" in text and text.count("oom") == 2
     calls.clear()
-    assert run(settings(tmp_path, grid={"repeats": 1}))["scores"] == metrics["scores"] and not calls
+    assert answer_run(settings(tmp_path, grid={"repeats": 1}))["scores"] == metrics["scores"] and not calls
 
 
 def test_memory_that_ends_inside_onednn_is_an_end_too(tmp_path, monkeypatch):
@@ -133,7 +133,7 @@ def test_memory_that_ends_inside_onednn_is_an_end_too(tmp_path, monkeypatch):
         return generation
 
     monkeypatch.setattr(measuring, "generate", leaves)
-    rows = rows_of(run(settings(tmp_path, grid={"batches": [1, 2], "prompts": [48, 32], "repeats": 1})))
+    rows = rows_of(answer_run(settings(tmp_path, grid={"batches": [1, 2], "prompts": [48, 32], "repeats": 1})))
     assert [row["status"] for row in rows.values()] == ["ok", "oom"] * 2
     assert "oneDNN" in rows["efficiency@48/b2"]["measured"]["point"]["message"]
     assert seen[0] and torch.backends.mkldnn.enabled
@@ -143,15 +143,15 @@ def test_memory_that_ends_inside_onednn_is_an_end_too(tmp_path, monkeypatch):
 @pytest.mark.slow  # 3 s
 def test_resumed_runs_do_what_is_missing(tmp_path, small):
     calls = small(2)
-    run(settings(tmp_path, grid={"prompts": [48], "repeats": 1}))
+    answer_run(settings(tmp_path, grid={"prompts": [48], "repeats": 1}))
     calls.clear()
-    metrics = run(settings(tmp_path, grid={"batches": [1, 2, 3, 4, 8], "repeats": 1}))
+    metrics = answer_run(settings(tmp_path, grid={"batches": [1, 2, 3, 4, 8], "repeats": 1}))
     assert {(width, batch) for width, batch, _ in calls[1:]} == {(48, 3), (32, 1), (32, 2), (32, 3)}
     assert calls[0] == (48, 1, 2)  # the warm-up
     assert metrics["scores"]["efficiency@48"]["points"]["oom_batch"] == 3
     calls = small(8)
     calls.clear()
-    again = run(settings(tmp_path, grid={"prompts": [48], "repeats": 1}, runtime={"retry": "oom"}))
+    again = answer_run(settings(tmp_path, grid={"prompts": [48], "repeats": 1}, runtime={"retry": "oom"}))
     assert again["scores"]["efficiency@48"]["points"]["max_batch"] == 4
     assert {batch for _, batch, _ in calls} == {1, 4}
 
@@ -161,29 +161,29 @@ def test_what_failed_is_not_tried_for_ever(tmp_path, monkeypatch):
         raise RuntimeError("something else")
 
     monkeypatch.setattr(measuring, "generate", broken)
-    metrics = run(settings(tmp_path, grid={"batches": [1, 2], "prompts": [32]}))
+    metrics = answer_run(settings(tmp_path, grid={"batches": [1, 2], "prompts": [32]}))
     assert metrics["status"] == "error" and len(metrics["errors"]) == 2 and not rows_of(metrics)
 
 
 def test_another_machine_or_runtime_is_another_run(tmp_path):
     grid = {"prompts": [32], "batches": [1], "repeats": 1}
-    first = run(settings(tmp_path, grid=grid))
-    assert run(settings(tmp_path, grid=grid, runtime={"prefill_chunk": 16}))["run_id"] != first["run_id"]
-    assert run(settings(tmp_path, grid=grid, runtime={"retry": "oom"}))["run_id"] == first["run_id"]
+    first = answer_run(settings(tmp_path, grid=grid))
+    assert answer_run(settings(tmp_path, grid=grid, runtime={"prefill_chunk": 16}))["run_id"] != first["run_id"]
+    assert answer_run(settings(tmp_path, grid=grid, runtime={"retry": "oom"}))["run_id"] == first["run_id"]
     assert first["tpot_s"]["median"] > 0 and first["ttft_s"]["n"] == 1  # one point: it is the run's figure
 
 
 def test_figures_stand_beside_those_of_fp16(tmp_path, capsys):
     grid = {"prompts": [32], "batches": [1]}
-    packed = run(settings(tmp_path, grid=grid))
-    full = run(settings(tmp_path, "fp16", grid=grid))
+    packed = answer_run(settings(tmp_path, grid=grid))
+    full = answer_run(settings(tmp_path, "fp16", grid=grid))
     content = json.loads((Path(packed["run_dir"]) / "metrics.json").read_text())
     validate(content)
     pair = content["scores"]["efficiency@32"]["points"]["batches"]["1"]["vs_fp16"]
     mine, theirs = (tables.reread(m)["scores"]["efficiency@32"]["points"]["batches"]["1"] for m in (packed, full))
     assert pair["tokens_per_s"] == pytest.approx(mine["tokens_per_s"] / theirs["tokens_per_s"])
-    assert "x fp16" in tables.summary([packed, full], 140)
-    assert tables.to_csv([packed, full]).count("\n") == 3
+    assert "x fp16" in tables.table_text([packed, full], 140)
+    assert tables.runs_csv([packed, full]).count("\n") == 3
     assert report(["--results", str(tmp_path)]) == 0 and "/s" in capsys.readouterr().out
 
 
@@ -201,15 +201,15 @@ def test_figures_stand_beside_those_of_fp16(tmp_path, capsys):
 )
 def test_what_the_grid_cannot_run_with_is_refused_before_anything(tmp_path, groups, said):
     with pytest.raises(ConfigError, match=said):
-        run(settings(tmp_path / "runs", **groups))
+        answer_run(settings(tmp_path / "runs", **groups))
     assert not (tmp_path / "runs").exists()
 
 
 def test_speculation_counts_what_was_drafted(tmp_path):
     method = {"_target_": "kvbench.methods.quantspec.QuantSpec", "takes": ["hierarchical"], "gamma": 2}
     made = settings(tmp_path, "fp16", grid={"prompts": [300], "batches": [2], "repeats": 1, "new_tokens": 6})
-    made |= {"method": method, "quantizer": yaml.safe_load(options("quantizer")["hierarchical"].read_text())}
-    metrics = run(made)
+    made |= {"method": method, "quantizer": yaml.safe_load(group_options("quantizer")["hierarchical"].read_text())}
+    metrics = answer_run(made)
     validate({key: value for key, value in metrics.items() if key != "run_dir"})
     point = metrics["scores"]["efficiency@300"]["points"]["batches"]["2"]
     assert point["speculation"]["tokens"] == 2 * 5 and 0 < point["speculation"]["accepted"] <= 20
@@ -221,20 +221,20 @@ def test_a_forced_acceptance_is_a_label_of_the_run_and_of_its_points(tmp_path):
     forced = {"gamma": "auto", "forced_acceptance": 1.0, "preset": "quantspec"}
     method = {"_target_": "kvbench.methods.quantspec.QuantSpec", "takes": ["hierarchical"], **forced}
     made = settings(tmp_path, "fp16", grid={"prompts": [60], "batches": [1], "repeats": 1, "new_tokens": 40})
-    made |= {"method": method, "quantizer": yaml.safe_load(options("quantizer")["hierarchical"].read_text())}
-    metrics = run(made)
+    made |= {"method": method, "quantizer": yaml.safe_load(group_options("quantizer")["hierarchical"].read_text())}
+    metrics = answer_run(made)
     validate({key: value for key, value in metrics.items() if key != "run_dir"})
     point = metrics["scores"]["efficiency@60"]["points"]["batches"]["1"]
     assert point["forced"] == 1.0 and metrics["label"].endswith("(forced acceptance 1)")
     assert point["round_times"]["acceptance"] == 1.0
     assert point["speculation"]["accepted"] == point["speculation"]["drafted"]
-    assert "forced acceptance 1" in tables.to_csv([metrics])
+    assert "forced acceptance 1" in tables.runs_csv([metrics])
 
 
 def test_random_weights_may_go_beyond_the_model_and_say_so(tmp_path):
-    metrics = run(settings(tmp_path, grid={"prompts": [48], "batches": [1]}, model={"max_length": 50}))
+    metrics = answer_run(settings(tmp_path, grid={"prompts": [48], "batches": [1]}, model={"max_length": 50}))
     assert metrics["scores"]["efficiency@48"]["points"]["batches"]["1"]["beyond"] == 50
-    assert "exceed model.max_length=50" in tables.summary([metrics], 120)
+    assert "exceed model.max_length=50" in tables.table_text([metrics], 120)
 
 
 def meter(name="kivi", **how):
@@ -315,7 +315,7 @@ def test_memory_is_given_back_after_it_ended(monkeypatch):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="a CPU's memory is limited on Linux alone")
 def test_a_memory_limit_ends_a_grid_in_a_row(tmp_path):
     grid = {"prompts": [256], "batches": [1, 3000], "repeats": 1}
-    metrics = run(settings(tmp_path, "fp16", grid=grid, runtime={"memory_limit_gb": 0.1}))
+    metrics = answer_run(settings(tmp_path, "fp16", grid=grid, runtime={"memory_limit_gb": 0.1}))
     assert metrics["status"] == "ok"
     points = metrics["scores"]["efficiency@256"]["points"]
     assert (points["max_batch"], points["oom_batch"]) == (1, 3000)
@@ -323,52 +323,52 @@ def test_a_memory_limit_ends_a_grid_in_a_row(tmp_path):
 
 def test_times_of_steps_and_of_rounds():
     plain = Generation([[1] * 5], [], ["length"], 0.5, [9.0, 1.0, 2.0, 3.0], [4])
-    computed = times(plain, [0.4, 0.5, 0.6], [0.1, 0.1, 0.1], batch=2, new_tokens=5)
+    computed = time_figures(plain, [0.4, 0.5, 0.6], [0.1, 0.1, 0.1], batch=2, new_tokens=5)
     assert computed["first_step_s"] == 9.0 and computed["tpot_s"]["median"] == computed["tpot_s"]["mean"] == 2.0
     assert computed["ttft_s"] == 0.6 and computed["prefill_s"] == 0.5 and computed["search_s"] == 0.1
     assert computed["tokens_per_s"] == pytest.approx(2 * 5 / (0.6 + 0.1 + 15.0), abs=1e-6)
     rounds = [Round(8.0, [4], [4], [1], [2]), Round(3.0, [6], [4], [2], [3]), Round(1.0, [9], [1], [0], [1])]
     drafted = Generation([[1] * 7], [], ["length"], 0.5, [r.seconds for r in rounds], [4], rounds=rounds)
-    computed = times(drafted, [0.5], [0.0], batch=1, new_tokens=7)
+    computed = time_figures(drafted, [0.5], [0.0], batch=1, new_tokens=7)
     assert computed["first_step_s"] == 4.0 and computed["tpot_s"]["median"] == 1.0 and computed["tpot_s"]["n"] == 2
     assert computed["speculation"] == {"rounds": 3, "drafted": 9, "accepted": 3, "tokens": 6}
     pair = [Round(6.0, [4, 4], [4, 4], [1, 3], [2, 4]), Round(5.0, [6, 8], [4, 0], [3, 0], [4, 0])]
     two = Generation([[1] * 7, [1] * 5], [], ["length", "stop"], 0.5, [6.0, 5.0], [4, 4], rounds=pair)
-    computed = times(two, [0.5], [0.0], batch=2, new_tokens=7)
+    computed = time_figures(two, [0.5], [0.0], batch=2, new_tokens=7)
     assert computed["first_step_s"] == 2.0  # 6 s, of which a row got three tokens on the average
     assert computed["tpot_s"]["mean"] == pytest.approx(5 / 3, abs=1e-6)  # the other three of a row's six took 5 s
-    one = times(Generation([[1, 1]], [], ["length"], 0.5, [2.0], [4]), [0.5], [0.0], batch=1, new_tokens=2)
+    one = time_figures(Generation([[1, 1]], [], ["length"], 0.5, [2.0], [4]), [0.5], [0.0], batch=1, new_tokens=2)
     assert one["tpot_s"]["median"] == one["first_step_s"] == 2.0
 
 
 def test_the_roofline_stands_beside_where_the_gpu_is_known(monkeypatch):
     model = meter("fp16").model
     figures = {"kv_used": {"total": 10**9}}
-    assert predicted(model, figures, 4096, 2, None, False) is None
+    assert predicted_figures(model, figures, 4096, 2, None, False) is None
     monkeypatch.setattr("kvbench.measure.point_figures.device_name", lambda device: "NVIDIA H200")
-    prediction = predicted(model, figures, 4096, 2, 9 * 10**8, False)
+    prediction = predicted_figures(model, figures, 4096, 2, 9 * 10**8, False)
     assert prediction["gpu"] == "h200" and prediction["bound"] == "memory"
     assert prediction["tpot_s"] == pytest.approx(9.5e8 / 4.69e12, rel=0.02)
     assert prediction["peak_decode"] == pytest.approx(weight_bytes(model) + 10**9, rel=0.01)
-    assert predicted(model, figures, 4096, 2, 9 * 10**8, True)["tpot_s"] is None
-    parted = predicted(model, figures, 4096, 2, 9 * 10**8, False, together=4096)
+    assert predicted_figures(model, figures, 4096, 2, 9 * 10**8, True)["tpot_s"] is None
+    parted = predicted_figures(model, figures, 4096, 2, 9 * 10**8, False, together=4096)
     assert parted["peak_prefill"] < prediction["peak_prefill"] and parted["peak_decode"] == prediction["peak_decode"]
     model.config.num_experts = 8
-    assert predicted(model, figures, 4096, 2, None, False) is None
+    assert predicted_figures(model, figures, 4096, 2, None, False) is None
 
 
 def test_captured_tokens_are_compared_with_eager_ones(monkeypatch):
-    plain = measuring.times
-    monkeypatch.setattr(measuring, "times", lambda *a, **b: {**plain(*a, **b), "stepping": "graph"})
+    plain = measuring.time_figures
+    monkeypatch.setattr(measuring, "time_figures", lambda *a, **b: {**plain(*a, **b), "stepping": "graph"})
     assert meter("kivi", new_tokens=6, compare=4, census=False).point(40, 2)["same"] == {"of": 8, "alike": 8}
     eager = meter("kivi", new_tokens=6, compare=4, census=False)
-    monkeypatch.setattr(measuring, "times", plain)
+    monkeypatch.setattr(measuring, "time_figures", plain)
     assert "same" not in eager.point(40, 2)
 
 
 def test_stock_transformers_stand_in_the_record_and_the_table(tmp_path, capsys):
     grid = {"prompts": [32], "batches": [1], "stock": ["dynamic", "static"], "untimed": 1}
-    metrics = run(settings(tmp_path, "kivi", grid=grid))
+    metrics = answer_run(settings(tmp_path, "kivi", grid=grid))
     (row,) = rows_of(metrics).values()
     point = row["measured"]["point"]
     assert point["repeats"] == 2 and list(point["stock"]) == ["dynamic", "static"]

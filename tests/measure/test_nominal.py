@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvbench.cache import Prompts
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.measure.capacity import _stored
 from kvbench.measure.meter import How, Meter
 from kvbench.measure.point_figures import nominal_bits
@@ -28,14 +28,14 @@ from tests.zoo import model, padded_batch
 )
 def test_bits_of_formats_without_metadata_and_window(setting, bits):
     tokens = 200 if "=128" in setting else 100
-    meter = Meter(model(), byte_tokenizer(), parse(setting).load(), How(new_tokens=4, fill="random"))
+    meter = Meter(model(), byte_tokenizer(), parse_setting(setting).load(), How(new_tokens=4, fill="random"))
     nominal = nominal_bits(_stored(meter, tokens))
     assert (nominal["key"], nominal["value"]) == pytest.approx(bits)
 
 
 def test_padding_does_not_count():
     own, (ids, mask) = model(), padded_batch([70, 40])
-    method = parse("fp16").load()
+    method = parse_setting("fp16").load()
     cache = method.new_cache(own, Prompts.from_batch(ids, mask))
     own(ids, attention_mask=mask, past_key_values=cache)
     method.detach(own)

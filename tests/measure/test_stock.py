@@ -44,7 +44,7 @@ def test_steps_after_the_warm_ups_are_timed_and_greedy(monkeypatch, clock) -> No
     caches: list[tuple[Any, ...]] = []
     monkeypatch.setattr(stock, "new_cache", lambda *args: caches.append(args) or "cache")
     model = Toy()
-    computed = stock.decode("dynamic", model, IDS, 4, "prefill")
+    computed = stock.stock_decode("dynamic", model, IDS, 4, "prefill")
     assert caches == [("dynamic", model, 3 + 4 + 2)]
     assert computed["prefill_s"] == 1.0 and computed["step_s"] == [1.0] * 4
     assert computed["tokens"] == [4, 5, 6, 7, 8, 9, 10]
@@ -67,7 +67,7 @@ def test_random_keys_are_no_prompt_and_the_last_token_of_it_goes_on(monkeypatch,
 
     monkeypatch.setattr(stock, "random_layers", layers)
     model = Toy()
-    computed = stock.decode("static", model, IDS, 1, "random", 9)
+    computed = stock.stock_decode("static", model, IDS, 1, "random", 9)
     assert filled == [(2, 3, 9)] and updates == [("keys", "values", 1)]
     assert computed["prefill_s"] is None and computed["tokens"] == [3, 4, 5, 6] and len(model.calls) == 3
     assert model.calls[0]["ids"].tolist() == [[3], [9]]
@@ -90,12 +90,12 @@ def measured(monkeypatch, name: str = "dynamic", **how: Any) -> Any:
         return {"prefill_s": prefill_s, "step_s": [2.0, 1.0, 6.0], "peak": {"decode": 5}, "tokens": list(range(30))}
 
     monkeypatch.setattr(stock, "prefill", lambda model, ids: next(seconds))
-    monkeypatch.setattr(stock, "decode", decode)
+    monkeypatch.setattr(stock, "stock_decode", decode)
     monkeypatch.setattr(stock, "moved", lambda model, figures, rate: {"read_rate": rate})
-    monkeypatch.setattr(stock, "predicted", lambda model, figures, *rest: rest)
+    monkeypatch.setattr(stock, "predicted_figures", lambda model, figures, *rest: rest)
     settings = {"new_tokens": 4, "repeats": 2, "untimed": 1, "seed": 6, "read_rate": 8.0} | how
     ids = torch.zeros(3, 10, dtype=torch.long)
-    return stock.point(name, model, ids, How(**settings)), calls, model
+    return stock.stock_point(name, model, ids, How(**settings)), calls, model
 
 
 def test_the_figures_of_a_stock_cache(monkeypatch) -> None:
@@ -165,10 +165,12 @@ def test_what_was_compiled_for_other_shapes_is_discarded_before_and_after(monkey
     def full(*_: Any) -> Any:
         raise MemoryError
 
-    measured_decode = stock.decode
-    monkeypatch.setattr(stock, "decode", full)
+    measured_decode = stock.stock_decode
+    monkeypatch.setattr(stock, "stock_decode", full)
     with pytest.raises(MemoryError):
-        stock.point("dynamic", zoo.model("llama"), torch.zeros(1, 4, dtype=torch.long), How(new_tokens=2, repeats=1))
+        stock.stock_point(
+            "dynamic", zoo.model("llama"), torch.zeros(1, 4, dtype=torch.long), How(new_tokens=2, repeats=1)
+        )
     assert len(resets) == 4 and measured_decode is not full
 
 
@@ -242,8 +244,8 @@ def test_decoding_goes_on_from_tokens_that_differ_between_the_rows(monkeypatch, 
         return {"step_s": [0.5], "stepping": "eager"}
 
     monkeypatch.setattr(random_fill, "continued", continued)
-    monkeypatch.setattr(random_fill, "place", lambda *args: placed.append(args[1:]))
-    monkeypatch.setattr(random_fill, "prepare", lambda model, drafting: phases.append(drafting))
+    monkeypatch.setattr(random_fill, "fill_randomly", lambda *args: placed.append(args[1:]))
+    monkeypatch.setattr(random_fill, "prepare_draft", lambda model, drafting: phases.append(drafting))
     cache: Any = SimpleNamespace(method=SimpleNamespace(speculation=speculation))
     observer: Any = SimpleNamespace(phase=phases.append)
     sampling = How(new_tokens=4).sampling(3)

@@ -24,7 +24,7 @@ def test_attention_equals_a_slow_whole_tensor_statement(bits):
         feed(layer, keys[:, :, position : position + 1], values[:, :, position : position + 1])
     feed(layer, keys[:, :, 1199:], values[:, :, 1199:])
     query = torch.randn(1, 4, 1, 32, generator=torch.Generator().manual_seed(5))
-    got = reference.attend(None, layer, query, None, 0.2)
+    got = reference.attend_reference(None, layer, query, None, 0.2)
     stored = [torch.cat([slow.atom(x[:, :, :1199], bits), x[:, :, 1199:]], 2) for x in (keys, values)]
     torch.testing.assert_close(got, slow.attention(query, *stored, 0.2), rtol=1e-4, atol=1e-5)
 

@@ -15,7 +15,7 @@ from kvbench.methods import Method, RecencyMethod, ScoredMethod, load_method
 from kvbench.methods.base import QUERY_TOKENS, affine
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.eviction import check_budget, highest, reduce, tokens, with_recent
-from kvbench.methods.leaving import hidden, outlier_block, whole
+from kvbench.methods.leaving import hidden, outlier_block, whole_groups
 from kvbench.methods.speculation import Speculation
 from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
 from kvbench.quantizers.spec import FormatSpec
@@ -185,8 +185,8 @@ def test_quantspecs_drafts_and_what_they_read() -> None:
 
 def test_counts_of_sliding_windows() -> None:
     assert [hidden(n, 40) for n in (0, 39, 40, 100)] == [0, 0, 1, 61] and hidden(100, None) == 0
-    assert [whole(n, 32) for n in (0, 31, 32, 70)] == [0, 0, 32, 64]
-    assert [whole(n, 32, 5) for n in (0, 4, 5, 36, 37)] == [0, 0, 5, 5, 37]
+    assert [whole_groups(n, 32) for n in (0, 31, 32, 70)] == [0, 0, 32, 64]
+    assert [whole_groups(n, 32, 5) for n in (0, 4, 5, 36, 37)] == [0, 0, 5, 5, 37]
     assert [outlier_block(width) for width in (128, 512, 513, 1024, 3000, 65536)] == [128, 128, 64, 64, 16, 1]
 
 

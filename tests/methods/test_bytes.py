@@ -8,7 +8,7 @@ from kvbench.errors import ConfigError
 from kvbench.methods import Method, load_method
 from kvbench.methods.byte_parts import KVBytes
 from kvbench.methods.bytes import kv_bytes
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 from tests import zoo
 
 #: the random models: 2 layers, 4 query heads, 2 KV heads of 64 channels
@@ -67,7 +67,7 @@ CASES = [
 
 
 #: methods that take part with their defaults, as soon as conf/method has them
-CASES += [(name, None, {}) for name in options("method") if name not in {case[0] for case in CASES}]
+CASES += [(name, None, {}) for name in group_options("method") if name not in {case[0] for case in CASES}]
 
 
 def filled(method: Method, prompt: int, tokens: int, dtype: torch.dtype = torch.float16, ids=None) -> Parts:

@@ -58,7 +58,7 @@ def test_attention_equals_a_slow_whole_tensor_statement_for_every_chunk_size(siz
     keys, values = random_kv(count, channels=64)
     layer = filled(method, keys, values, planned(bits, size, first), decoded=9)
     query = torch.randn(1, 4, 1, 64, generator=torch.Generator().manual_seed(1))
-    got = reference.attend(None, layer, query, None, 0.15)
+    got = reference.attend_reference(None, layer, query, None, 0.15)
     stored = slow_cocktail(keys, values, bits, size, first, min(32, size), 64)
     torch.testing.assert_close(got, slow.attention(query, *stored, 0.15), rtol=1e-4, atol=1e-5)
     two, four = (
@@ -85,7 +85,7 @@ def test_chunk_permutation_changes_nothing():
         plan = planned([bits[c] for c in order], size)
         layer = filled(method, keys[:, :, tokens], values[:, :, tokens], plan)
         layer.append(keys[:, :, -1:], values[:, :, -1:])
-        outputs.append(reference.attend(None, layer, query, None, 0.15))
+        outputs.append(reference.attend_reference(None, layer, query, None, 0.15))
     for out in outputs[1:]:
         torch.testing.assert_close(out, outputs[0], rtol=1e-5, atol=1e-5)
 
@@ -150,11 +150,11 @@ def test_rows_of_a_batch_share_segments_and_each_pays_for_its_own():
     segments = layer.stores()[0].segments
     assert len({tuple(segment.lengths) for segment in segments}) > 3
     query = torch.randn(3, 4, 1, 64, generator=torch.Generator().manual_seed(2))
-    together = reference.attend(None, layer, query, None, 0.15)
+    together = reference.attend_reference(None, layer, query, None, 0.15)
     for row, bits in enumerate(rows):
         one = slice(row, row + 1)
         alone = filled(method, keys[one], values[one], planned(bits, 32, 4))
-        torch.testing.assert_close(reference.attend(None, alone, query[one], None, 0.15), together[one])
+        torch.testing.assert_close(reference.attend_reference(None, alone, query[one], None, 0.15), together[one])
         mine = [segment.used(0) for segment in alone.segments() if segment.lengths[0]]
         assert mine == [segment.used(row) for segment in layer.segments() if segment.lengths[row]]
     assert segments[-1].lengths == [20, 20, 120]  # the last row has no packed chunk

@@ -206,7 +206,7 @@ def test_h2o_accumulates_and_drops_at_every_step(budget, recent, per_query):
     for number, count in enumerate([0, *steps]):
         if count:
             layer.append(*layer.update(keys[:, :, n : n + count], values[:, :, n : n + count])[0].claim())
-            out = reference.attend(None, layer, queries[:, :, n : n + count], None, 0.2)
+            out = reference.attend_reference(None, layer, queries[:, :, n : n + count], None, 0.2)
             for h in range(2):
                 expected = slow[h][1][number - 1].transpose(0, 1)
                 torch.testing.assert_close(out[0, :, 2 * h : 2 * h + 2], expected, rtol=1e-4, atol=1e-4)
@@ -235,7 +235,7 @@ def test_h2o_forgets_what_rejected_queries_attended_to():
 
         def step(n: int, count: int) -> None:
             layer.append(*layer.update(keys[:, :, n : n + count], values[:, :, n : n + count])[0].claim())
-            reference.attend(None, layer, queries[:, :, n : n + count], None, 0.2)
+            reference.attend_reference(None, layer, queries[:, :, n : n + count], None, 0.2)
 
         for n in range(80, 100):
             if drafts:
@@ -290,7 +290,7 @@ def test_what_a_clone_evicts_stays_in_the_original():
     twin = layer.clone(layer.progress.clone())
     for n in range(60, 80):
         twin.append(*twin.update(keys[:, :, n : n + 1], values[:, :, n : n + 1])[0].claim())
-        reference.attend(None, twin, queries[:, :, n : n + 1], None, 0.5)
+        reference.attend_reference(None, twin, queries[:, :, n : n + 1], None, 0.5)
     twin.settle()
     assert torch.equal(layer.positions(0), before) and torch.equal(layer.stores()[0].tail.view(ALL), tail)
     assert not torch.equal(twin.positions(0), before)

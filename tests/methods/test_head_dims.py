@@ -14,10 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import kvbench
 from kvbench.cache.prompts import Prompts
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.errors import ConfigError
 from kvbench.methods.bytes import kv_bytes
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests.run_support import ARCHITECTURE, config
 
 SETTINGS = [
@@ -122,24 +122,24 @@ def test_a_person_on_the_command_line_is_refused_and_the_hint_is_accepted(capsys
 
 def test_the_row_and_the_label_name_the_fitted_group(tmp_path: Path) -> None:
     asked = config(tmp_path, "kivi", model={"architecture": {**copy.deepcopy(ARCHITECTURE), "head_dim": 80}})
-    done = run(asked)
+    done = answer_run(asked)
     assert done["status"] == "ok"
     assert done["label"] == "kivi int2+value.group_size=16"
     assert done["config"]["formats"]["value"]["group_size"] == 16
     assert done["config"]["formats"]["key"]["group_size"] == 32
     stored = json.loads((Path(done["run_dir"]) / "metrics.json").read_text())
     assert stored["label"] == "kivi int2+value.group_size=16"
-    assert run(asked)["run_id"] == done["run_id"]
+    assert answer_run(asked)["run_id"] == done["run_id"]
 
 
 def test_the_row_of_a_group_that_fits_says_nothing_new(tmp_path: Path) -> None:
-    done = run(config(tmp_path, "kivi"))
+    done = answer_run(config(tmp_path, "kivi"))
     assert (done["label"], done["config"]["quantizer"]) == ("kivi int2", "int2")
     assert done["config"]["formats"]["value"]["group_size"] == 32
 
 
 def test_predictions_take_any_head() -> None:
     for text in ("kivi:int2", "logquant", "cocktail:split=10/30/60"):
-        method = parse(text).load()
+        method = parse_setting(text).load()
         method.check(80)
         assert kv_bytes(method, 4096, layers=1, query_heads=2, heads=1, channels=80).scales > 0

@@ -38,7 +38,7 @@ def test_the_cache_equals_projections_that_quantize_in_the_models_own_forward_pa
     found.append(simulated_nll(model, method.new_cache(model), ids, 41))
     found.append(decode_nll(model, method.new_cache(model), ids, 41, prompt=1, chunk=79))
     method.detach(model)
-    loaded = file.load(Path(zoo.calibrations(architecture)) / f"{architecture}-5pct.safetensors")
+    loaded = file.load_calibration(Path(zoo.calibrations(architecture)) / f"{architecture}-5pct.safetensors")
 
     def change(layer, side, x):
         levels = loaded.levels(layer, side, 3)
@@ -101,7 +101,7 @@ def test_the_bill_to_the_byte(dtype, pair, element, bits, share, first):
     layer.settle()
     packed = 80 - first
     kept = sum(store.segments[-2].exact.count(0) if share else 0 for store in layer.stores())
-    loaded = file.load(Path(one_file(share)))
+    loaded = file.load_calibration(Path(one_file(share)))
     if share:
         flat = torch.cat([keys, random_kv(3, channels=channels, seed=1)[0].to(dtype)], 2)[0, :, first:]
         upper, lower = loaded.thresholds(0).float().unflatten(1, (heads, 1, channels))
@@ -136,7 +136,7 @@ def test_without_outliers_a_channel_and_a_token_have_so_many_levels():
 
 def test_q_norm_restores_mean_and_deviation():
     plain, normed = (new_layer(kvquant("llama", bits=3, q_norm=q, calibration=one_file())) for q in (False, True))
-    loaded = file.load(Path(one_file()))
+    loaded = file.load_calibration(Path(one_file()))
     keys, values = random_kv(50, channels=64)
     reads = []
     for layer in (plain, normed):
@@ -189,7 +189,7 @@ def test_it_drafts_for_quantspec():
 
 
 def changed(tmp_path: Path, info=None, tensors=None) -> str:
-    path, made = tmp_path / "changed.safetensors", file.load(Path(one_file()))
+    path, made = tmp_path / "changed.safetensors", file.load_calibration(Path(one_file()))
     save_file({**made.tensors, **(tensors or {})}, path, {**made.info, **(info or {})})
     return str(path)
 
@@ -246,15 +246,15 @@ def test_a_file_of_another_model(tmp_path):
 )
 def test_a_damaged_file(tmp_path, change, message):
     with pytest.raises(ConfigError, match=message):
-        file.load(Path(changed(tmp_path, **change)))
+        file.load_calibration(Path(changed(tmp_path, **change)))
 
 
 def test_half_a_file_or_none(tmp_path, capsys):
     path = tmp_path / "half.safetensors"
     path.write_bytes(Path(one_file()).read_bytes()[:3000])
     with pytest.raises(ConfigError, match="damaged"):
-        file.load(path)
-    assert list(file.in_folders([tmp_path])) == []
+        file.load_calibration(path)
+    assert list(file.calibrations_in([tmp_path])) == []
     assert str(path) in capsys.readouterr().err
     assert load_file(one_file())["layers.0.key.thresholds"].dtype == torch.float16
 

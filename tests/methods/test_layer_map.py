@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from kvbench.cache import Prompts
-from kvbench.config.setting import parse as setting
+from kvbench.config.setting import parse_setting
 from kvbench.decoding import generate
 from kvbench.decoding.perplexity import decode_nll
 from kvbench.errors import ConfigError
 from kvbench.methods import load_method
 from kvbench.methods.byte_parts import KVBytes
 from kvbench.methods.bytes import kv_bytes
-from kvbench.methods.layer_map import forms, parse, written
+from kvbench.methods.layer_map import forms, parse_layer_map, written
 from tests import zoo
 
 #: of each kind of method one, on the two layers of the test models
@@ -45,7 +45,7 @@ def test_a_map_is_typed_as_text_a_list_or_a_mapping():
         assert forms(given, 32) == ["fp16"] * 2 + ["int4"] * 28 + ["int8"] * 2
     assert forms("-2-:fp16,0:int8/int4", 5) == ["int8/int4", None, None, "fp16", "fp16"]
     assert forms("0--2:int8", 4) == ["int8"] * 3 + [None]
-    assert forms(None, 3) == [None] * 3 and written(None) is None and parse(None) == ()
+    assert forms(None, 3) == [None] * 3 and written(None) is None and parse_layer_map(None) == ()
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_perplexity_of_a_mixed_cache_is_that_of_single_steps():
 
 def test_a_map_is_part_of_the_identity_but_only_if_there_is_one():
     assert "layers" not in load_method("kivi", layers=None).hyperparameters()
-    method = setting("kivi:int4:layers=[0:fp16,1:int8/int4]").load()
+    method = parse_setting("kivi:int4:layers=[0:fp16,1:int8/int4]").load()
     assert method.hyperparameters()["layers"] == "0:fp16,1:int8/int4"
     assert method == load_method("kivi", quantizer="int4", layers=("0:fp16", "1:int8/int4"))
     first, second = method.layer_identity()

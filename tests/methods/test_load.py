@@ -18,7 +18,7 @@ from kvbench.methods import Method, load_method, method_from_config
 from kvbench.methods.fp16 import FP16
 from kvbench.methods.kivi import Kivi
 from kvbench.methods.load import ENTRY_POINTS, true_name
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 
 KIVI = "kvbench.methods.kivi.Kivi"
 FORMATS = {
@@ -142,10 +142,10 @@ def test_hyper_parameters_are_plain_and_without_the_quantizer() -> None:
     assert "calibration_file" not in load_method("kvquant").hyperparameters()
 
 
-@pytest.mark.parametrize("name", options("method"))
+@pytest.mark.parametrize("name", group_options("method"))
 def test_a_class_has_the_defaults_that_its_yaml_shows(name: str) -> None:
     """From Python as from the command line; the YAML has the paper's value beside its table or section."""
-    shown = yaml.safe_load(options("method")[name].read_text(encoding="utf-8"))
+    shown = yaml.safe_load(group_options("method")[name].read_text(encoding="utf-8"))
     module, _, cls = shown["_target_"].rpartition(".")
     fields = {each.name: each for each in dataclasses.fields(getattr(importlib.import_module(module), cls))}
     shown = {key: value for key, value in shown.items() if key in fields and key not in ("takes", "quantizer")}

@@ -159,7 +159,7 @@ def test_attention_equals_a_slow_whole_tensor_statement(W, bits):
         for n in range(prompt, before + 1):
             feed(layer, keys[:, :, n : n + 1], values[:, :, n : n + 1])
         query = torch.randn(1, 4, 1, 64, generator=torch.Generator().manual_seed(5))
-        got = reference.attend(None, layer, query, None, 0.15)
+        got = reference.attend_reference(None, layer, query, None, 0.15)
         stored = slow_logquant(keys[:, :, :before], values[:, :, :before], W, bits, 64, 64)
         full = [torch.cat([p, x[:, :, before:]], 2) for p, x in zip(stored, (keys, values), strict=True)]
         torch.testing.assert_close(got, slow.attention(query, *full, 0.15), rtol=1e-4, atol=1e-5)

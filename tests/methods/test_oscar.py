@@ -46,7 +46,7 @@ def test_tokens_are_stored_rotated_and_clipped_between_exact_ones(per_head):
     exact = load_method("fp16").new_cache(model)
     with torch.no_grad():
         model(ids, past_key_values=exact)
-    file = stored.load(next(Path(folder).glob("*.safetensors")), Rotations)
+    file = stored.load_stored(next(Path(folder).glob("*.safetensors")), Rotations)
     layer, plain = cache.layers[0], exact.layers[0]  # the first layer's inputs do not depend on the cache
     for side, clip, store, known in zip(("key", "value"), (0.96, 0.92), layer.stores(), plain.stores(), strict=True):
         first, packed, tail = store.segments
@@ -116,7 +116,7 @@ def test_tensor_parallel_ranks_take_the_rotations_of_their_heads():
     folder = zoo.rotations("llama", per_head=True)
     cache = oscar(calibration=folder).new_cache(zoo.model("llama"))
     layer = cache.layers[1]
-    whole = stored.load(cache.progress.method_state.path, Rotations).rotation(1, "value")
+    whole = stored.load_stored(cache.progress.method_state.path, Rotations).rotation(1, "value")
     layer.heads, layer.value_dim, layer.device = 1, whole.shape[-1], torch.device("cpu")
     for rank in (0, 1):
         cache.progress.rank = rank, 2

@@ -7,7 +7,7 @@ import yaml
 
 from kvbench.errors import ConfigError
 from kvbench.methods.refusals import check_taken
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 from kvbench.util.schema import field_names, load_class
 
 PACKS, REFUSED = "Mine packs keys and values, so it needs a quantizer", "method mine does not accept this quantizer"
@@ -15,8 +15,10 @@ PACKS, REFUSED = "Mine packs keys and values, so it needs a quantizer", "method 
 
 def test_widths_are_keys_of_their_methods() -> None:
     named = {}
-    for name in options("method"):
-        method = load_class("method._target_", yaml.safe_load(options("method")[name].read_text())["_target_"], "")
+    for name in group_options("method"):
+        method = load_class(
+            "method._target_", yaml.safe_load(group_options("method")[name].read_text())["_target_"], ""
+        )
         named[name] = method.widths
         assert set(method.widths) <= set(field_names(method))
     own = {name: keys for name, keys in named.items() if keys}

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.decoding import generate
 from kvbench.decoding.perplexity import decode_nll, simulated_nll
 from kvbench.errors import ConfigError
@@ -121,7 +121,7 @@ def test_stored_tokens_are_rotated_also_in_windows_and_codes():
 def test_perplexity_of_a_rotated_cache_is_the_same_by_turn_and_token_by_token(setting):
     """Known tokens in one pass, of which some are packed on the way; token by token; and in a simulated pass."""
     model, (ids, _) = zoo.model("llama"), zoo.padded_batch([120], seed=3)
-    method = parse(f"{setting}:rotation.key=hadamard:rotation.value='blocks:16'").load()
+    method = parse_setting(f"{setting}:rotation.key=hadamard:rotation.value='blocks:16'").load()
     assert (method.rotation.key, method.rotation.value) == ("hadamard", "blocks:16")
     together = decode_nll(model, method.new_cache(model), ids, 40, prompt=40)
     single = 0.0
@@ -132,7 +132,7 @@ def test_perplexity_of_a_rotated_cache_is_the_same_by_turn_and_token_by_token(se
             single += float(torch.nn.functional.cross_entropy(out[0], ids[0, n : n + 1]))
             out = model(ids[:, n : n + 1], past_key_values=cache).logits
     assert float(together) == pytest.approx(single, rel=1e-4)
-    plain = parse(setting).load()
+    plain = parse_setting(setting).load()
     assert float(decode_nll(model, plain.new_cache(model), ids, 40, prompt=40)) != pytest.approx(single, rel=1e-6)
     simulated = [float(simulated_nll(model, one.new_cache(model), ids, 40)) for one in (method, plain)]
     assert simulated[0] != pytest.approx(simulated[1], rel=1e-6)

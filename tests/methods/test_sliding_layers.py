@@ -165,7 +165,7 @@ def test_what_scores_have_chosen_leaves_a_sliding_window_too(name: str, fields: 
     for n in range(PROMPT, TOKENS):
         layer.append(*layer.update(keys[:, :, n : n + 1], values[:, :, n : n + 1])[0].claim())
         if method.observe_steps:
-            reference.attend(None, layer, queries[:, :, n : n + 1], None, 0.05)
+            reference.attend_reference(None, layer, queries[:, :, n : n + 1], None, 0.05)
         layer.settle()
         places, hidden = layer.positions(0), n + 1 - shown
         stored = layer.stores()[0].tail.view(ROW)[0, :, :, 0].int()

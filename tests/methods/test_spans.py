@@ -7,7 +7,7 @@ import pytest
 from kvbench.errors import ConfigError
 from kvbench.methods import load_method
 from kvbench.methods.base import QUERY_TOKENS
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 
 #: methods that quantize or drop only tokens of a prompt, those that must know it, and those that drop tokens
 PROMPT_ONLY = {"cocktail", "snapkv"}
@@ -15,7 +15,7 @@ KNOWS_PROMPT = {"cocktail"}
 DROPS = {"h2o", "keep", "snapkv", "streamingllm"}
 
 
-@pytest.mark.parametrize("name", options("method"))
+@pytest.mark.parametrize("name", group_options("method"))
 def test_each_way_is_open_or_refused_with_its_reason(name: str) -> None:
     method = load_method(name)
 

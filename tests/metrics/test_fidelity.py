@@ -120,6 +120,6 @@ def test_errors_by_the_number_of_decoded_tokens() -> None:
 
 
 def test_answers_part_at_their_first_difference_or_where_one_ends() -> None:
-    assert fidelity.divergence([1, 2, 3], [1, 5, 3]) == fidelity.Divergence(1, 3)
-    assert fidelity.divergence([1, 2, 3], [1, 2, 3]) == fidelity.Divergence(None, 3)
-    assert fidelity.divergence([1, 2, 3], [1, 2]) == fidelity.Divergence(2, 2)
+    assert fidelity.first_difference([1, 2, 3], [1, 5, 3]) == fidelity.Divergence(1, 3)
+    assert fidelity.first_difference([1, 2, 3], [1, 2, 3]) == fidelity.Divergence(None, 3)
+    assert fidelity.first_difference([1, 2, 3], [1, 2]) == fidelity.Divergence(2, 2)

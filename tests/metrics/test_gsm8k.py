@@ -11,7 +11,7 @@ def test_every_golden_extraction_is_equal() -> None:
         response, answer = case["response"], case["answer"]
         assert gsm8k.strict(response) == case["strict"], response
         assert gsm8k.flexible(response) == case["flexible"], response
-        scores = gsm8k.score(response, answer)
+        scores = gsm8k.score_gsm8k(response, answer)
         assert (scores["strict"], scores["flexible"]) == (case["strict_match"], case["flexible_match"]), response
         assert scores["score"] == scores["strict"], response
 
@@ -24,7 +24,7 @@ def test_numbers_are_compared_as_strings() -> None:
     for other in ("18.0", "-18", "018", "7"):
         assert not gsm8k.matches(other, "x = 7 #### 18"), other
     assert gsm8k.matches("7A", "7a")
-    assert gsm8k.score("it is 18", "#### 18") == {"score": 0.0, "strict": 0.0, "flexible": 1.0}
+    assert gsm8k.score_gsm8k("it is 18", "#### 18") == {"score": 0.0, "strict": 0.0, "flexible": 1.0}
     assert gsm8k.digits("18") == "None"
 
 
@@ -46,7 +46,7 @@ def test_flexible_agrees_with_all_flags_of_published_solutions() -> None:
         for value in row.values():
             if isinstance(value, dict):
                 flags += 1
-                right = gsm8k.score(value["solution"], tests[row["question"]])["flexible"] == 1.0
+                right = gsm8k.score_gsm8k(value["solution"], tests[row["question"]])["flexible"] == 1.0
                 agreed += right == value["is_correct"]
     assert flags == 5276
     assert agreed == flags

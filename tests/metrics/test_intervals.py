@@ -74,9 +74,9 @@ def test_moments_of_shares_give_the_pairs_back(table):
     mean = sum(differences) / n
     error = math.sqrt(sum((value - mean) ** 2 for value in differences) / (n - 1) / n)
     shares = (both + first) / n, (both + second) / n
-    assert intervals.pairs(*shares, error, n) == table
+    assert intervals.paired_counts(*shares, error, n) == table
     assert intervals.of_pair_moments(*shares, error, n) == intervals.newcombe(*table)
-    assert intervals.pairs(shares[0], shares[1] + 0.3 / n, error, n) is None  # parts of right answers
+    assert intervals.paired_counts(shares[0], shares[1] + 0.3 / n, error, n) is None  # parts of right answers
 
 
 def test_moments_of_other_figures_give_students_interval():
@@ -90,8 +90,8 @@ def test_moments_of_other_figures_give_students_interval():
 
 
 def test_what_stands_behind_a_number_reaches_the_farther_end():
-    assert intervals.reach(1.0, (0.75, 1.0)) == 0.25 == intervals.reach(0.0, (-0.125, 0.25))
-    assert intervals.reach(None, (0.0, 1.0)) is None is intervals.reach(1.0, None)
+    assert intervals.interval_reach(1.0, (0.75, 1.0)) == 0.25 == intervals.interval_reach(0.0, (-0.125, 0.25))
+    assert intervals.interval_reach(None, (0.0, 1.0)) is None is intervals.interval_reach(1.0, None)
 
 
 def test_the_samples_that_would_decide():

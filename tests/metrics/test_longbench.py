@@ -26,8 +26,8 @@ def test_every_golden_score_is_equal(chinese: bool) -> None:
     cases = [case for case in CASES if (case["dataset"] in CHINESE) is chinese]
     wrong = []
     for case in cases:
-        computed = longbench.mean(
-            [longbench.score(case["dataset"], case["prediction"], case["answers"], case["all_classes"])]
+        computed = longbench.longbench_mean(
+            [longbench.score_longbench(case["dataset"], case["prediction"], case["answers"], case["all_classes"])]
         )
         if computed != case["score"]:
             wrong.append((case, computed))
@@ -45,13 +45,13 @@ def test_aggregates_and_buckets(chinese: bool) -> None:
         if (case["dataset"] in CHINESE) is not chinese:
             continue
         scores = [
-            longbench.score(case["dataset"], prediction, answers, case["all_classes"])
+            longbench.score_longbench(case["dataset"], prediction, answers, case["all_classes"])
             for prediction, answers in zip(case["predictions"], case["answers"], strict=True)
         ]
-        assert longbench.mean(scores) == case["score"], case["dataset"]
+        assert longbench.longbench_mean(scores) == case["score"], case["dataset"]
         for name, expected in case["score_e"].items():
             inside = [s for s, n in zip(scores, case["lengths"], strict=True) if longbench.bucket(n) == name]
-            computed = longbench.mean(inside)
+            computed = longbench.longbench_mean(inside)
             assert computed == expected or (computed != computed and expected != expected), (case["dataset"], name)
 
 
@@ -59,21 +59,21 @@ def test_edge_cases_as_documented() -> None:
     """ROUGE has no recursion limit here; the second value is that with it. Code similarity is difflib's."""
     for case in golden("longbench_edge.json"):
         args = (case["dataset"], case["prediction"], case["answers"])
-        true = longbench.mean([longbench.score(*args)])
+        true = longbench.longbench_mean([longbench.score_longbench(*args)])
         if case["dataset"] == "lcc":
             assert true == case["score"] == 1.0
             continue
         assert true == 50.0
         limited = longbench.limited_rouge(*args)
         assert limited is not None
-        assert longbench.mean([limited]) == case["score"]
+        assert longbench.longbench_mean([limited]) == case["score"]
 
 
 def test_without_jieba_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jieba", None)
     longbench._jieba.cache_clear()
     with pytest.raises(KvbenchError, match=r"kvbench\[longbench\]"):
-        longbench.score("vcsum", "a", ["b"])
+        longbench.score_longbench("vcsum", "a", ["b"])
     longbench._jieba.cache_clear()
 
 
@@ -137,7 +137,9 @@ def test_the_recursion_limit_is_990_steps() -> None:
 
 def test_buckets_means_and_names() -> None:
     assert [longbench.bucket(n) for n in (0, 3999, 4000, 7999, 8000)] == ["0-4k", "0-4k", "4-8k", "4-8k", "8k+"]
-    assert longbench.mean([1 / 3, 0.0]) == 16.67 and longbench.mean([]) != longbench.mean([])
+    assert longbench.longbench_mean([1 / 3, 0.0]) == 16.67 and longbench.longbench_mean([]) != longbench.longbench_mean(
+        []
+    )
     assert longbench.SIMILARITY == "difflib"
     without = {"narrativeqa", "musique", "qmsum", "dureader", "vcsum", "lsht"}
     without |= {"multifieldqa_zh", "passage_retrieval_zh"}
@@ -149,32 +151,36 @@ def test_buckets_means_and_names() -> None:
 
 
 def test_the_best_answer_counts_and_none_is_0() -> None:
-    assert longbench.score("qasper", "cat", ["dog", "cat", "bird"]) == 1.0
-    assert longbench.score("qasper", "cat", []) == 0.0
+    assert longbench.score_longbench("qasper", "cat", ["dog", "cat", "bird"]) == 1.0
+    assert longbench.score_longbench("qasper", "cat", []) == 0.0
     assert longbench.limited_rouge("gov_report", "a b", ["c", "a b", "d"]) == pytest.approx(1.0)
     assert longbench.limited_rouge("samsum_e", "\na b\nc", ["a b"]) == pytest.approx(1.0)
     assert longbench.limited_rouge("gov_report", "a", []) == 0.0
     assert longbench.limited_rouge("qasper", "a", ["a"]) is None
-    assert longbench.score("passage_count", "7, 7 or 8", ["7"]) == pytest.approx(2 / 3)
-    assert longbench.score("passage_count", "seven", ["7"]) == 0.0
-    assert longbench.score("passage_retrieval_en", "Paragraph 3, 4", ["Paragraph 3"]) == 0.5
-    assert longbench.score("passage_retrieval_zh", "段落3", ["段落3"]) == 1.0
+    assert longbench.score_longbench("passage_count", "7, 7 or 8", ["7"]) == pytest.approx(2 / 3)
+    assert longbench.score_longbench("passage_count", "seven", ["7"]) == 0.0
+    assert longbench.score_longbench("passage_retrieval_en", "Paragraph 3, 4", ["Paragraph 3"]) == 0.5
+    assert longbench.score_longbench("passage_retrieval_zh", "段落3", ["段落3"]) == 1.0
     for name, answers, reason in (("trec", ["a"], "all_classes"), ("passage_retrieval_en", ["7"], "name a paragraph")):
         with pytest.raises(ValueError, match=reason):
-            longbench.score(name, "a", answers)
+            longbench.score_longbench(name, "a", answers)
 
 
 def test_code_is_the_first_line_without_comment_marks() -> None:
-    assert longbench.score("lcc", "\n# a\n// b\n`c`\nreturn 1\nreturn 2", ["return 1"]) == 1.0
-    assert longbench.score("repobench-p_e", "# return 1", ["return 1"]) == 0.0
-    assert longbench.score("lcc", "\n\nabcd", ["abxy"]) == 0.5
+    assert longbench.score_longbench("lcc", "\n# a\n// b\n`c`\nreturn 1\nreturn 2", ["return 1"]) == 1.0
+    assert longbench.score_longbench("repobench-p_e", "# return 1", ["return 1"]) == 0.0
+    assert longbench.score_longbench("lcc", "\n\nabcd", ["abxy"]) == 0.5
 
 
 def test_tasks_without_an_e_form_have_none() -> None:
-    assert longbench.score("qasper_e", "cat", ["cat"]) == longbench.score("qasper", "cat", ["cat"]) == 1.0
+    assert (
+        longbench.score_longbench("qasper_e", "cat", ["cat"])
+        == longbench.score_longbench("qasper", "cat", ["cat"])
+        == 1.0
+    )
     for name in ("narrativeqa_e", "vcsum_e", "_e", "qasper_e_e"):
         with pytest.raises(KeyError):
-            longbench.score(name, "a", ["a"])
+            longbench.score_longbench(name, "a", ["a"])
 
 
 @pytest.mark.parametrize(
@@ -210,5 +216,7 @@ def test_published_outputs_give_the_published_scores() -> None:
     for file in files:
         name = file.name.removesuffix(".jsonl.gz")
         rows = read_lines(file)
-        computed = longbench.mean([longbench.score(name, r["pred"], r["answers"], r["all_classes"]) for r in rows])
+        computed = longbench.longbench_mean(
+            [longbench.score_longbench(name, r["pred"], r["answers"], r["all_classes"]) for r in rows]
+        )
         assert abs(computed - published[name]) <= 0.01 + 1e-9, (name, computed, published[name])

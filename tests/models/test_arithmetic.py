@@ -16,7 +16,7 @@ from kvbench.config.run_options import RuntimeConfig
 from kvbench.errors import ConfigError
 from kvbench.methods import load_method
 from kvbench.models import arithmetic
-from kvbench.models.load import load
+from kvbench.models.load import load_model
 from kvbench.models.random_weights import byte_tokenizer
 from kvbench.models.spec import ModelConfig
 from kvbench.util.schema import build
@@ -37,7 +37,7 @@ def chosen_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def probe(monkeypatch: pytest.MonkeyPatch, speed_up: float) -> list[torch.dtype]:
     """Let the probe give a result; return the list of its calls."""
     calls: list[torch.dtype] = []
-    monkeypatch.setattr(arithmetic, "_speed_up", lambda dtype: calls.append(dtype) or speed_up)
+    monkeypatch.setattr(arithmetic, "_float32_speed_up", lambda dtype: calls.append(dtype) or speed_up)
     arithmetic.faster_in_float32.cache_clear()
     return calls
 
@@ -134,7 +134,7 @@ def test_random_weights_that_do_not_fit_in_float32_stay_as_they_are(monkeypatch:
 @pytest.mark.parametrize("wanted", ["storage", "float32"])
 def test_random_weights_keep_the_frequencies_of_rope_in_float32(wanted: Any) -> None:
     data = {"name": "m", "weights": "random", "max_length": 256, "architecture": SMALL}
-    loaded = load(build(ModelConfig, data, "model"), RuntimeConfig(device="cpu", arithmetic=wanted))
+    loaded = load_model(build(ModelConfig, data, "model"), RuntimeConfig(device="cpu", arithmetic=wanted))
     rope = loaded.model.model.rotary_emb.inv_freq
     assert rope.dtype == FP32 and not torch.equal(rope, rope.to(BF16).float())
 
@@ -196,7 +196,7 @@ def test_the_probe_compares_the_quickest_products_of_both_dtypes(monkeypatch: py
 
     monkeypatch.setattr(torch.nn.functional, "linear", linear)
     monkeypatch.setattr(arithmetic, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    assert arithmetic._speed_up(BF16) == 1.5
+    assert arithmetic._float32_speed_up(BF16) == 1.5
     assert shapes == {((512, 512), (1536, 512), True)}
 
 
@@ -207,7 +207,7 @@ def test_a_model_of_either_arithmetic_fills_its_cache_with_the_same(tmp_path: Pa
     byte_tokenizer().save_pretrained(tmp_path)
     bills, stored = {}, {}
     for wanted in ("storage", "float32"):
-        loaded = load(
+        loaded = load_model(
             ModelConfig(name="m", path=str(tmp_path), max_length=256),
             RuntimeConfig(device="cpu", arithmetic=wanted),  # type: ignore[arg-type]
         )

@@ -16,7 +16,7 @@ from kvbench.models.download import announcement, wanted
 from kvbench.models.load import Shape, shape_of
 from kvbench.models.locate import Source
 from kvbench.models.spec import ModelConfig
-from kvbench.models.verify import check_complete, check_served, check_vocabulary, refusal
+from kvbench.models.verify import check_complete, check_served, check_vocabulary, unloadable_error
 
 MODEL = ModelConfig(name="m", hub_id="some/model", max_length=64)
 HERE = Source("the folder", local=True)
@@ -98,24 +98,26 @@ def test_weights_that_do_not_match_are_refused_in_this_order(capsys) -> None:
     ],
 )
 def test_a_checkpoint_that_cannot_be_loaded_says_why(error: Exception, part: str, said: str) -> None:
-    assert said in str(refusal(MODEL, HERE, error, part))
-    assert str(refusal(MODEL, HERE, error, part)).startswith("model m: the folder cannot be loaded: ")
+    assert said in str(unloadable_error(MODEL, HERE, error, part))
+    assert str(unloadable_error(MODEL, HERE, error, part)).startswith("model m: the folder cannot be loaded: ")
 
 
 def test_a_gated_model_says_how_to_get_access() -> None:
     gated = ModelConfig(name="m", hub_id="some/model", max_length=64, gated="ask the author")
-    assert "hint: get access to the gated model: ask the author" in str(refusal(gated, HERE, OSError("403"), "weights"))
-    assert "hint: set model.path=DIR" in str(refusal(gated, HERE, OSError("no disk"), "weights"))
-    assert "hint: set model.path=DIR" in str(refusal(MODEL, HERE, OSError("403"), "weights"))
+    assert "hint: get access to the gated model: ask the author" in str(
+        unloadable_error(gated, HERE, OSError("403"), "weights")
+    )
+    assert "hint: set model.path=DIR" in str(unloadable_error(gated, HERE, OSError("no disk"), "weights"))
+    assert "hint: set model.path=DIR" in str(unloadable_error(MODEL, HERE, OSError("403"), "weights"))
 
 
 def test_a_damaged_file_of_a_folder_is_named_in_place_of_the_error(tmp_path) -> None:
     (tmp_path / "config.json").write_text("{")
-    computed = refusal(MODEL, Source(str(tmp_path), local=True), ValueError("odd"), "weights")
+    computed = unloadable_error(MODEL, Source(str(tmp_path), local=True), ValueError("odd"), "weights")
     assert isinstance(computed, DamagedFile) and computed.file == tmp_path / "config.json"
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    computed = refusal(MODEL, Source(str(tmp_path), local=True), ValueError("odd"), "weights")
+    computed = unloadable_error(MODEL, Source(str(tmp_path), local=True), ValueError("odd"), "weights")
     assert "building it from its config.json and its pytorch_model.bin failed" in str(computed)
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError, KvbenchError, ModelError
-from kvbench.models.load import load
+from kvbench.models.load import load_model
 from kvbench.models.random_weights import byte_tokenizer, random_model
 from kvbench.models.spec import ModelConfig
 
@@ -55,7 +55,7 @@ def loaded(folder: Path) -> Any:
     model = ModelConfig(name="mine", path=str(folder), max_length=128)
     model.check()
     model.head_dim()
-    return load(model, CPU)
+    return load_model(model, CPU)
 
 
 def edit(file: Path, **changes: Any) -> None:

@@ -6,7 +6,7 @@ from torch import nn
 
 from kvbench.errors import ModelError
 from kvbench.models import int4
-from kvbench.models.quantized.rounding import rounded
+from kvbench.models.quantized.rounding import round_weights
 from tests import zoo
 
 
@@ -18,7 +18,7 @@ def test_the_product_is_that_of_the_rounded_weights(dtype, columns, group):
     layer = int4.Int4Linear.rounded(linear)
     assert layer.group == group
     assert layer.nbytes == 48 * (-(-columns // 64) * 64) // 2 + 4 * 48 * -(-columns // 64) * 64 // group
-    codes, scales, zeros = rounded(linear.weight, "layer", "")
+    codes, scales, zeros = round_weights(linear.weight, "layer", "")
     centred = codes.float().unflatten(-1, (-1, group)) - zeros.float()[..., None]
     weight = (centred * scales.float()[..., None]).flatten(-2).to(dtype).float()
     x = torch.randn(2, 3, columns).to(dtype)
@@ -109,7 +109,7 @@ def test_the_product_on_a_gpu_is_that_of_the_rounded_weights(dtype, columns, gro
     torch.manual_seed(0)
     linear = nn.Linear(columns, 64).to("cuda", dtype)
     layer = int4.Int4Linear.rounded(linear)
-    codes, scales, zeros = rounded(linear.weight, "layer", "")
+    codes, scales, zeros = round_weights(linear.weight, "layer", "")
     centred = codes.float().unflatten(-1, (-1, group)) - zeros.float()[..., None]
     weight = (centred * scales.float()[..., None]).flatten(-2)
     for count in (1, 5, 40):

@@ -19,7 +19,7 @@ from kvbench.models.spec import ModelConfig
 from kvbench.results.identity import identity, run_id
 from kvbench.runner.prompting import own_limit
 from kvbench.tasks.base import PromptRules, Sample
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 from kvbench.util.schema import build
 from tests.hub.standin import reachable, serving
 
@@ -52,7 +52,7 @@ def folder(place: Path, chat: bool = False, **numbers: Any) -> Path:
 
 def of_preset(name: str) -> dict[str, Any]:
     """The numbers that a preset gives, as its checkpoint's config.json has them."""
-    numbers = yaml.safe_load(options("model")[name].read_text(encoding="utf-8"))["architecture"]
+    numbers = yaml.safe_load(group_options("model")[name].read_text(encoding="utf-8"))["architecture"]
     return {key: value for key, value in numbers.items() if key not in ("rope", "parameters")}
 
 
@@ -165,9 +165,9 @@ def test_a_snapshot_of_the_hubs_cache_is_named_for_its_repository(tmp_path: Path
     assert composed("model=tiny", f"model.path={place}")["model"]["name"] == "Qwen/Qwen3-8B@0123456"
 
 
-@pytest.mark.parametrize("preset", list(options("model")))
+@pytest.mark.parametrize("preset", list(group_options("model")))
 def test_plain_presets_are_as_they_are_written(preset: str) -> None:
-    written = yaml.safe_load(options("model")[preset].read_text(encoding="utf-8"))
+    written = yaml.safe_load(group_options("model")[preset].read_text(encoding="utf-8"))
     config = composed(f"model={preset}")
     assert config["model"] == written
     asked = {**config, "model": {**config["model"], **vars(build(ModelConfig, config["model"], "model"))}}

@@ -16,16 +16,16 @@ from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError, ModelError
 from kvbench.hub import ask as asking
 from kvbench.hub.ask import Answer
-from kvbench.models.load import load, resolve_device, shape_of
+from kvbench.models.load import load_model, resolve_device, shape_of
 from kvbench.models.locate import locate
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig, local_folder
 from kvbench.profiling.roofline import Shape
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 from kvbench.util.schema import build
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = list(options("model"))
+NAMES = list(group_options("model"))
 REAL = [name for name in NAMES if name != "tiny"]
 #: the models of the papers
 PAPERS = {
@@ -50,7 +50,7 @@ TINY_IS_THERE = (local_folder("kvbench:tiny") or Path()).joinpath("model.safeten
 
 
 def entry(name: str, **changes: Any) -> ModelConfig:
-    data = yaml.safe_load(options("model")[name].read_text(encoding="utf-8"))
+    data = yaml.safe_load(group_options("model")[name].read_text(encoding="utf-8"))
     return build(ModelConfig, {**data, **changes}, "model")
 
 
@@ -209,7 +209,11 @@ CPU = RuntimeConfig(device="cpu", seed=3)
 
 
 def test_random_weights_load_and_are_seeded() -> None:
-    first, again, other = load(small(), CPU), load(small(), CPU), load(small(), RuntimeConfig(device="cpu", seed=4))
+    first, again, other = (
+        load_model(small(), CPU),
+        load_model(small(), CPU),
+        load_model(small(), RuntimeConfig(device="cpu", seed=4)),
+    )
     assert first.architecture.kv_heads == 2
     assert first.architecture.head_dim == 16
     assert first.eos_token_ids == ()
@@ -225,15 +229,15 @@ def test_loading_keeps_the_callers_random_state() -> None:
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)
-    load(small(), CPU)
+    load_model(small(), CPU)
     assert torch.equal(torch.rand(1), expected)
 
 
 def test_a_saved_folder_loads(tmp_path: Path) -> None:
-    made = load(small(), CPU)
+    made = load_model(small(), CPU)
     made.model.save_pretrained(tmp_path)
     made.tokenizer.save_pretrained(tmp_path)
-    loaded = load(small(weights="pretrained", path=str(tmp_path), architecture=None, dtype="auto"), CPU)
+    loaded = load_model(small(weights="pretrained", path=str(tmp_path), architecture=None, dtype="auto"), CPU)
     assert loaded.dtype == loaded.storage == torch.bfloat16
     assert not loaded.random_weights
     assert loaded.tokenizer.padding_side == "left"
@@ -246,7 +250,7 @@ def test_a_damaged_folder_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "nonsense"}))
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelError, match="cannot be loaded"):
-        load(small(weights="pretrained", path=str(tmp_path)), CPU)
+        load_model(small(weights="pretrained", path=str(tmp_path)), CPU)
 
 
 def test_code_of_a_checkpoint_is_not_run_unless_asked_for_by_name(tmp_path: Path) -> None:
@@ -255,7 +259,7 @@ def test_code_of_a_checkpoint_is_not_run_unless_asked_for_by_name(tmp_path: Path
     (tmp_path / "mine.py").write_text("raise SystemExit('this code must not run')")
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelError, match=r"model\.trust_remote_code=true"):
-        load(small(weights="pretrained", path=str(tmp_path)), CPU)
+        load_model(small(weights="pretrained", path=str(tmp_path)), CPU)
 
 
 def test_the_byte_tokenizer_round_trips_with_exact_offsets() -> None:
@@ -276,14 +280,14 @@ def test_a_device_that_is_not_there() -> None:
 
 
 def test_loading_takes_any_runtime() -> None:
-    assert load(small(), SimpleNamespace(device="cpu", device_map=None, seed=0)).device.type == "cpu"
+    assert load_model(small(), SimpleNamespace(device="cpu", device_map=None, seed=0)).device.type == "cpu"
 
 
 @pytest.mark.skipif(not TINY_IS_THERE, reason="the bundled model's weights are not in kvbench/models/tiny")
 def test_the_bundled_model_loads() -> None:
     model = entry("tiny")
     model.check()
-    loaded = load(model, CPU)
+    loaded = load_model(model, CPU)
     assert loaded.architecture.head_dim == model.head_dim()
     assert loaded.max_length <= loaded.model.config.max_position_embeddings
     assert loaded.eos_token_ids
@@ -323,6 +327,6 @@ def test_the_tokenizers_own_end_ends_an_answer_too(named: Any, own: int | None, 
 @pytest.mark.parametrize("name", REAL)
 def test_random_weights_attend_as_far_as_the_preset_says(name):
     """Also where transformers' default is a window: MistralConfig's is one of 4096 tokens, and Mistral 0.2 has none."""
-    data = yaml.safe_load(options("model")[name].read_text(encoding="utf-8"))
+    data = yaml.safe_load(group_options("model")[name].read_text(encoding="utf-8"))
     model = build(ModelConfig, {**data, "weights": "random"}, "model")
     assert Shape.of(hf_config(model)) == Shape.of(model.architecture)

@@ -7,18 +7,18 @@ import torch
 from torch import nn
 
 from kvbench.errors import ModelError
-from kvbench.models.projections import Source, attentions, head_dim, key_source, kv_heads, value_source
+from kvbench.models.projections import ProjectionSource, attentions, head_dim, key_source, kv_heads, value_source
 from tests import zoo
 
 
 def test_a_cut_puts_heads_before_tokens() -> None:
     out = torch.arange(2 * 3 * 20.0).view(2, 3, 20)
-    cut = Source(nn.Identity(), "qkv_proj", 8, 16).cut(out, 4)
+    cut = ProjectionSource(nn.Identity(), "qkv_proj", 8, 16).cut(out, 4)
     assert cut.shape == (2, 2, 3, 4)
     assert torch.equal(cut[1, 1, 2], out[1, 2, 12:16]) and torch.equal(cut[0, 0, 1], out[0, 1, 8:12])
-    assert Source(nn.Identity(), "k_proj").cut(out, 4).shape == (2, 5, 3, 4)
+    assert ProjectionSource(nn.Identity(), "k_proj").cut(out, 4).shape == (2, 5, 3, 4)
     normed = torch.arange(2 * 3 * 5 * 4.0).view(2, 3, 5, 4)
-    assert torch.equal(Source(nn.Identity(), "k_norm", 99).cut(normed, 4), normed.transpose(1, 2))
+    assert torch.equal(ProjectionSource(nn.Identity(), "k_norm", 99).cut(normed, 4), normed.transpose(1, 2))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3"])

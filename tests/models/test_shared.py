@@ -11,7 +11,7 @@ import torch
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.methods.load import load_method
 from kvbench.models import int4, shared
-from kvbench.models.load import LoadedModel, load
+from kvbench.models.load import LoadedModel, load_model
 from kvbench.models.spec import ModelConfig
 from kvbench.util.attachment import attachment
 from kvbench.util.schema import build
@@ -36,7 +36,7 @@ def loads() -> Any:
 
     def counted(model: Any, runtime: Any) -> LoadedModel:
         counted.calls.append((model, runtime))
-        return load(model, runtime)
+        return load_model(model, runtime)
 
     counted.calls = []
     return counted

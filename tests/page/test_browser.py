@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.page.browser import chromium, missing
-from experiments.page.made import many, point, row, run_id, write
+from experiments.page.made import made_point, many, row, run_id, write_made_run
 from kvbench.cli import report
 from kvbench.cli.report_page import reader
 from kvbench.page.data import Report
@@ -44,11 +44,15 @@ def file(tmp_path_factory):
     for number, method in enumerate(("fp16", "kivi")):
         pace = 0.01 * (2 - number)
         rows = [
-            point(n, batch, pace * n / 4096, 100 * n, fits=n * batch < 32768) for n in (4096, 16384) for batch in (1, 4)
+            made_point(n, batch, pace * n / 4096, 100 * n, fits=n * batch < 32768)
+            for n in (4096, 16384)
+            for batch in (1, 4)
         ]
-        write(folder / "runs", number, method, setting=99, rows=rows, groups={"dataset": {"name": "efficiency"}})
+        write_made_run(
+            folder / "runs", number, method, setting=99, rows=rows, groups={"dataset": {"name": "efficiency"}}
+        )
     for number, (method, spread) in enumerate((("fp16", 0.0), ("kivi", 0.01), ("atom", 0.001))):
-        write(
+        write_made_run(
             folder / "runs", number, method, setting=98, rows=compared(spread), groups={"dataset": {"name": "fidelity"}}
         )
     write_item(folder, item(ids[1]))
@@ -372,7 +376,7 @@ def test_the_repository_s_own_results(visit, tmp_path):
 
 def test_the_jobs_of_a_sweep(visit, tmp_path):
     results = tmp_path / "results"
-    stores = [write(results / "runs", number) for number in range(3)]
+    stores = [write_made_run(results / "runs", number) for number in range(3)]
     write_sweep(results, stores)
     file = results / "report.html"
     assert report.main(["--results", str(results / "runs"), "--sweep", "today", "--html", str(file)]) == 0
@@ -395,11 +399,11 @@ def test_the_jobs_of_a_sweep(visit, tmp_path):
 
 def test_the_page_follows_a_sweep(visit, tmp_path):
     results = tmp_path / "results"
-    folder = write_sweep(results, [write(results / "runs", 0)])
+    folder = write_sweep(results, [write_made_run(results / "runs", 0)])
     with serving(results / "runs", sweep=FollowedSweep(Sweep.open(folder))) as server:
         page = visit(server.address)
         page.wait_for_selector("text=1 done, 1 failed, 1 not started")
-        put(folder, 2, metrics=write(results / "runs", 2).metrics())
+        put(folder, 2, metrics=write_made_run(results / "runs", 2).metrics())
         page.wait_for_selector("text=2 done, 1 failed", timeout=15_000)
         page.goto("about:blank")
 
@@ -409,27 +413,27 @@ def odd(folder, name):
     if name == "nothing":
         folder.mkdir(parents=True)
     elif name == "one":
-        write(folder, 1)
+        write_made_run(folder, 1)
     elif name == "unfinished":
-        write(folder, 1, unfinished=True, rows=[])
-        write(folder, 2, unfinished=True)
+        write_made_run(folder, 1, unfinished=True, rows=[])
+        write_made_run(folder, 2, unfinished=True)
     elif name == "nan":
         for number, value in enumerate((float("nan"), float("inf"), None)):
-            write(folder, number, groups={"method": {"alpha": value}}, rows=[row(0, 1.0)] if number else [])
+            write_made_run(folder, number, groups={"method": {"alpha": value}}, rows=[row(0, 1.0)] if number else [])
     elif name == "models":
         for number in range(9):
-            write(folder, number, setting=number % 3, groups={"model": {"name": f"model {number % 3}"}})
+            write_made_run(folder, number, setting=number % 3, groups={"model": {"name": f"model {number % 3}"}})
     elif name == "long":
-        write(folder, 1, "fp16", label=LONG, rows=[row(0, 1.0, LONG * 9, task=LONG[:200])])
-        write(
+        write_made_run(folder, 1, "fp16", label=LONG, rows=[row(0, 1.0, LONG * 9, task=LONG[:200])])
+        write_made_run(
             folder, 2, label=LONG, groups={"model": {"name": LONG}, "dataset": {"name": LONG}, "method": {LONG: LONG}}
         )
     elif name == "methods":
         for number in range(60):
-            write(folder, number, label=f"method{number} int2")
+            write_made_run(folder, number, label=f"method{number} int2")
     elif name == "same":
         for number in range(5):
-            write(folder, number, rows=[row(0, 0.0), row(1, 0.0)])
+            write_made_run(folder, number, rows=[row(0, 0.0), row(1, 0.0)])
 
 
 @pytest.mark.parametrize("name", ["nothing", "one", "unfinished", "nan", "models", "long", "methods", "same"])
@@ -487,7 +491,9 @@ def test_texts_of_runs_do_not_run(visit, tmp_path):
     for number, nasty in enumerate(NASTY):
         note = nasty.replace("\x00", "").encode("utf-8", "replace").decode()
         groups = {"method": {"note": note}, "dataset": {"name": note}}
-        write(tmp_path / "runs", number, rows=[row(0, number / 10, nasty)], label=nasty, error=nasty, groups=groups)
+        write_made_run(
+            tmp_path / "runs", number, rows=[row(0, number / 10, nasty)], label=nasty, error=nasty, groups=groups
+        )
     pairs = [text for number in range(1, len(NASTY)) for text in ("--pair", run_id(0), run_id(number))]
     arguments = ["--results", str(tmp_path / "runs"), "--html", str(tmp_path / "report.html"), *pairs]
     assert report.main(arguments) == 0
@@ -503,7 +509,7 @@ def test_texts_of_runs_do_not_run(visit, tmp_path):
 
 def test_the_page_of_the_server_follows_a_run(visit, tmp_path):
     rows = [row(index, 1.0) for index in range(6)]
-    store = write(tmp_path, 1, rows=rows[:2], unfinished=True)
+    store = write_made_run(tmp_path, 1, rows=rows[:2], unfinished=True)
     with serving(tmp_path) as server:
         page = visit(server.address)
         page.wait_for_selector("text=unfinished, 2 samples")
@@ -511,7 +517,7 @@ def test_the_page_of_the_server_follows_a_run(visit, tmp_path):
         store.append(rows[2:])
         page.wait_for_selector("text=unfinished, 6 samples", timeout=15_000)
         assert page.locator("#search").input_value() == "kivi"
-        write(tmp_path, 2)
+        write_made_run(tmp_path, 2)
         page.wait_for_selector("text=2 runs", timeout=15_000)
         page.goto("about:blank")
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments.page.made import point, row, run_id, write
+from experiments.page.made import made_point, row, run_id, write_made_run
 from kvbench.cli import report
 from kvbench.page import numbers, settings
 from tests.page.report_support import data_of
@@ -26,8 +26,8 @@ def page(tmp_path):
 
 
 def test_the_figures_of_a_run(page, tmp_path):
-    write(tmp_path / "runs", 1, "fp16")
-    write(tmp_path / "runs", 2, label="kivi int2", rows=[row(n, 1.0 if n else 0.5) for n in range(3)])
+    write_made_run(tmp_path / "runs", 1, "fp16")
+    write_made_run(tmp_path / "runs", 2, label="kivi int2", rows=[row(n, 1.0 if n else 0.5) for n in range(3)])
     data = page()
     fp16, kivi = data["runs"]
     assert kivi == {
@@ -71,8 +71,8 @@ def test_the_figures_of_a_run(page, tmp_path):
 
 def test_points_of_time_and_memory_are_a_table(page, tmp_path):
     """Prompt, batch, status; seconds to the first token and per token with 10 % and 90 %; tokens a second, bytes."""
-    rows = [point(4096, 1, 0.5, 100), point(16384, 2, 0.75, 200), point(32768, 2, 1, 1, fits=False)]
-    write(tmp_path / "runs", 4, rows=rows, groups={"dataset": {"name": "efficiency"}})
+    rows = [made_point(4096, 1, 0.5, 100), made_point(16384, 2, 0.75, 200), made_point(32768, 2, 1, 1, fits=False)]
+    write_made_run(tmp_path / "runs", 4, rows=rows, groups={"dataset": {"name": "efficiency"}})
     (run,) = page()["runs"]
     assert run["points"] == [
         [4096, 1, "ok", 0.4096, 0.5, 0.45, 0.6, 2, 100, 600],
@@ -83,15 +83,15 @@ def test_points_of_time_and_memory_are_a_table(page, tmp_path):
 
 
 def test_a_page_holds_the_first_32_points_of_a_run(page, tmp_path):
-    write(tmp_path / "runs", 4, rows=[point(1024 * (n + 1), 1, 0.5, 100) for n in range(34)])
+    write_made_run(tmp_path / "runs", 4, rows=[made_point(1024 * (n + 1), 1, 0.5, 100) for n in range(34)])
     assert len(page()["runs"][0]["points"]) == 32
 
 
 def test_settings_that_differ_are_columns(page, tmp_path):
     """Of the runs that chose the same method; those of most runs first."""
     for number, residual in enumerate((64, 128, 128)):
-        write(tmp_path / "runs", number, groups={"method": {"residual": residual, "sinks": number % 2}})
-    write(tmp_path / "runs", 3, "atom")
+        write_made_run(tmp_path / "runs", number, groups={"method": {"residual": residual, "sinks": number % 2}})
+    write_made_run(tmp_path / "runs", 3, "atom")
     columns = {column["key"]: column for column in page()["settings"]}
     assert set(columns) == {"method.residual", "method.sinks"}
     assert columns["method.residual"]["values"] == [64, 128] and len(columns["method.residual"]["of"]) == 4
@@ -128,16 +128,18 @@ def test_choices_of_a_run_have_names_even_if_its_record_lacks_them():
     ids=lambda value: str(value)[:20],
 )
 def test_values_of_settings_are_json_or_texts(value, shown):
-    assert numbers.plain(value) == shown
+    assert numbers.json_value(value) == shown
 
 
 def test_numbers_are_short_and_texts_whole_or_cut():
-    shorts = [numbers.short(value) for value in (True, "1", None, 7, 10**20, 1.0, 0.123456, 1e15, 1e14, float("nan"))]
+    shorts = [
+        numbers.short_number(value) for value in (True, "1", None, 7, 10**20, 1.0, 0.123456, 1e15, 1e14, float("nan"))
+    ]
     assert shorts == [None, None, None, 7, 10**20, 1, 0.12346, 1e15, 10**14, None]
-    assert isinstance(numbers.short(1e14), int) and isinstance(numbers.short(1e15), float)
-    assert numbers.short(0.123456, 2) == 0.12
-    assert (numbers.whole("abc", 3), numbers.whole("abcd", 3)) == ("abc", "")
-    assert numbers.cut("a" * 600) == "a" * 600 and len(numbers.cut("a" * 601)) == 599
+    assert isinstance(numbers.short_number(1e14), int) and isinstance(numbers.short_number(1e15), float)
+    assert numbers.short_number(0.123456, 2) == 0.12
+    assert (numbers.whole_or_empty("abc", 3), numbers.whole_or_empty("abcd", 3)) == ("abc", "")
+    assert numbers.shorten_middle("a" * 600) == "a" * 600 and len(numbers.shorten_middle("a" * 601)) == 599
     assert numbers.trimmed([None, 1, None, None]) == [None, 1] and numbers.trimmed([None]) == []
     assert json.loads(numbers.encoded({"a": "</script>&\ud83d"})) == {"a": "</script>&\ud83d"}
     assert not set("<>&") & set(numbers.encoded("<>&\ud83d")) and numbers.encoded([1, 2]) == "[1,2]"
@@ -149,6 +151,6 @@ def test_the_times_of_an_unfinished_run_are_those_of_the_device_with_most_sample
     rows = [row(n, 1.0) for n in range(5)]
     for entry in rows[:2]:
         entry["measured"] |= {"device": "another", "step_s": [0.5] * 4}
-    write(tmp_path / "runs", 1, rows=rows, unfinished=True)
+    write_made_run(tmp_path / "runs", 1, rows=rows, unfinished=True)
     (run,) = page()["runs"]
     assert (run["device"], run["done"], run["tpot"]) == ("a processor", 5, 0.025)

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from kvbench.page.figures import figures
+from kvbench.page.figures import write_plots
 
 MIB = 2**20
 NAMES = {"a": "recall", "b": "copy"}
@@ -59,7 +59,7 @@ def drawn(runs: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPa
     module = ModuleType("matplotlib")
     module.use, module.pyplot = MagicMock(), pyplot  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "matplotlib", module)
-    title, files = figures({"runs": runs, "groups": {"g": "mini", "p": "times"}, "tasks": NAMES}, folder)
+    title, files = write_plots({"runs": runs, "groups": {"g": "mini", "p": "times"}, "tasks": NAMES}, folder)
     assert [path.name for path in files] == list(plots) and {path.parent for path in files} <= {folder}
     assert pyplot.close.call_count * 2 == len(files)
     return {name.removesuffix(".png"): axes for name, axes in plots.items() if name.endswith(".png")}, pyplot, title
@@ -313,7 +313,7 @@ def test_boxes_have_the_colour_of_their_method(tmp_path: Path, monkeypatch: pyte
     module.use, module.pyplot = MagicMock(), known  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "matplotlib", module)
     runs = [run(label, n, tpots=[0.1, 0.2, 0.3, 0.4, 0.5, 9]) for n, label in enumerate(("kivi", "fp16"))]
-    figures({"runs": runs, "groups": {}, "tasks": {}}, tmp_path)
+    write_plots({"runs": runs, "groups": {}, "tasks": {}}, tmp_path)
     wanted = [{"facecolor": colour, "alpha": 0.6} for colour in ("#E69F00", "#000000")]
     assert [patch.set.call_args.kwargs for patch in made] == wanted
 

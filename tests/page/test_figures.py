@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.page.made import point, row, run_id, write
+from experiments.page.made import made_point, row, run_id, write_made_run
 from kvbench.cli import report
 from kvbench.page.figures import largest
 from tests.page.test_page import compared
@@ -14,13 +14,13 @@ from tests.page.test_page import compared
 def test_the_plots_of_the_largest_group_are_written(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     runs = tmp_path / "runs"
-    write(runs, 1, "fp16")
-    write(runs, 2, label="kivi $x_{2$ \ud83d", groups={"method": {"residual": 64}})
-    write(runs, 3, "atom", setting=7)
-    rows = [point(n, 1, n / 4e5, 100 * n) for n in (4096, 16384)]
-    write(runs, 4, rows=rows, setting=8, groups={"dataset": {"name": "efficiency"}})
-    write(runs, 5, "fp16", rows=compared(0.0), setting=9)
-    write(runs, 6, rows=compared(1e-3), setting=9)
+    write_made_run(runs, 1, "fp16")
+    write_made_run(runs, 2, label="kivi $x_{2$ \ud83d", groups={"method": {"residual": 64}})
+    write_made_run(runs, 3, "atom", setting=7)
+    rows = [made_point(n, 1, n / 4e5, 100 * n) for n in (4096, 16384)]
+    write_made_run(runs, 4, rows=rows, setting=8, groups={"dataset": {"name": "efficiency"}})
+    write_made_run(runs, 5, "fp16", rows=compared(0.0), setting=9)
+    write_made_run(runs, 6, rows=compared(1e-3), setting=9)
     assert report.main(["--results", str(runs), "--figures", str(tmp_path / "plots")]) == 0
     assert "tiny, mini (key_value at 2048)" in capsys.readouterr().out
     names = {"score-bytes", "kl-bytes", "score-tpot", "differences", "bytes", "tpot", "ttft"}
@@ -41,6 +41,6 @@ def test_the_largest_group_with_scores_is_drawn():
 @pytest.mark.slow
 def test_without_finished_runs_nothing_is_drawn(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    write(tmp_path / "runs", 1, unfinished=True, rows=[row(0, 1.0)])
+    write_made_run(tmp_path / "runs", 1, unfinished=True, rows=[row(0, 1.0)])
     assert report.main(["--results", str(tmp_path / "runs"), "--figures", str(tmp_path / "plots")]) == 1
     assert "no run has figures" in capsys.readouterr().err

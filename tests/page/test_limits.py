@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.page.made import config, metrics, row, run_id, write
+from experiments.page.made import config, metrics, row, run_id, write_made_run
 from kvbench.cli import report
 from kvbench.page import data, papers, runs
 from kvbench.page.numbers import spread
@@ -28,7 +28,7 @@ def page(tmp_path):
 
 
 def group(*entries: tuple[str, dict[str, Any], list[str]]) -> dict[str, str]:
-    return data._groups(
+    return data._group_titles(
         [
             SimpleNamespace(
                 store=SimpleNamespace(run_id=name), metrics={"config": chosen, "scores": dict.fromkeys(keys)}
@@ -68,15 +68,15 @@ def test_groups_of_one_title_are_told_apart_by_their_ids():
 
 
 def test_at_most_20_damaged_runs_are_named(tmp_path, page):
-    write(tmp_path / "runs", 99)
+    write_made_run(tmp_path / "runs", 99)
     for number in range(21):
-        (write(tmp_path / "runs", number).path / "metrics.json").write_text("{}")
+        (write_made_run(tmp_path / "runs", number).path / "metrics.json").write_text("{}")
     shown = page()
     assert len(shown["skipped"]) == 20 and len(shown["runs"]) == 1
 
 
 def test_long_texts_of_a_run_are_cut_and_its_facts_counted(tmp_path, page):
-    write(
+    write_made_run(
         tmp_path / "runs",
         1,
         error="e" * 601,
@@ -85,7 +85,7 @@ def test_long_texts_of_a_run_are_cut_and_its_facts_counted(tmp_path, page):
         attention={"path": "packed", "reads_packed": True},
         groups={"model": {"name": "m" * 121}, "dataset": {"name": "d" * 121}},
     )
-    write(tmp_path / "runs", 2, label="l" * 121, code={"abc": 1, "def": 2}, error="e" * 600)
+    write_made_run(tmp_path / "runs", 2, label="l" * 121, code={"abc": 1, "def": 2}, error="e" * 600)
     shown = page()
     one, two = shown["runs"]
     assert (one["model"], one["data"]) == ("m" * 57 + " ... " + "m" * 57, "d" * 57 + " ... " + "d" * 57)
@@ -104,7 +104,7 @@ def test_at_most_32_facts_of_a_machine_are_shown_each_of_at_most_100_characters(
 
 def test_a_command_of_more_than_1200_characters_is_left_out(tmp_path, page):
     for number in range(3):
-        write(tmp_path / "runs", number, groups={"method": {"note": "x" * (1100 + 150 * (number > 1))}})
+        write_made_run(tmp_path / "runs", number, groups={"method": {"note": "x" * (1100 + 150 * (number > 1))}})
     shown = page()["runs"]
     assert [len(run.get("command", "")) > 1100 for run in shown] == [True, True, False]
 
@@ -112,8 +112,8 @@ def test_a_command_of_more_than_1200_characters_is_left_out(tmp_path, page):
 def test_the_end_of_an_interval_that_is_farther_is_the_reach():
     entry = {"score": 0.5, "low": 0.25, "high": 0.625, "n": 8}
     pair = {"diff": -0.25, "stderr": 0.1, "n": 8, "low": -0.375, "high": 0.125}
-    assert runs._figures(entry) == (0.5, 0.25, 8, None, None)
-    assert runs._figures({**entry, "vs_fp16": pair}) == (0.5, 0.25, 8, -0.25, 0.375)
+    assert runs._score_figures(entry) == (0.5, 0.25, 8, None, None)
+    assert runs._score_figures({**entry, "vs_fp16": pair}) == (0.5, 0.25, 8, -0.25, 0.375)
 
 
 def test_scores_of_texts_are_perplexities_with_their_differences():
@@ -187,8 +187,8 @@ def test_times_are_those_of_the_device_without_warm_up_and_first_steps():
 
 
 def pair_of(tmp_path, page, rows_a, rows_b):
-    write(tmp_path / "runs", 1, "fp16", rows=rows_a)
-    write(tmp_path / "runs", 2, rows=rows_b)
+    write_made_run(tmp_path / "runs", 1, "fp16", rows=rows_a)
+    write_made_run(tmp_path / "runs", 2, rows=rows_b)
     (pair,) = page("--pair", run_id(1), run_id(2))["pairs"]
     return pair
 
@@ -217,8 +217,8 @@ def test_texts_of_a_pair_are_cut(tmp_path, page):
 def test_notes_of_a_pair_are_cut(monkeypatch):
     stores = [SimpleNamespace(run_id=name, samples=lambda: SimpleNamespace(rows={})) for name in "ab"]
     said = SimpleNamespace(keys={}, notes=["n" * 300, "n" * 301])
-    monkeypatch.setattr(data, "compare", lambda a, b: said)
-    pair = data.pair(*(SimpleNamespace(store=store) for store in stores))
+    monkeypatch.setattr(data, "compare_runs", lambda a, b: said)
+    pair = data.differing_samples(*(SimpleNamespace(store=store) for store in stores))
     assert pair["notes"] == ["n" * 300, "n" * 147 + " ... " + "n" * 147]
 
 
@@ -252,10 +252,13 @@ def test_an_item_without_a_variant_and_tables_that_nobody_keeps(tmp_path):
 
 def test_a_number_of_ours_reaches_to_the_farther_end_of_its_interval():
     entry = {"ours": 2.0, "low": 1.5, "high": 3.0, "stderr": 0.25}
-    assert papers._reach(entry, "low", "high") == 1.0 and papers._reach({**entry, "low": 0.5}, "low", "high") == 1.5
+    assert (
+        papers._paper_reach(entry, "low", "high") == 1.0
+        and papers._paper_reach({**entry, "low": 0.5}, "low", "high") == 1.5
+    )
     for key in ("ours", "low", "high"):
-        assert papers._reach({**entry, key: None}, "low", "high") == 0.25
-    assert papers._reach({"ours": 1.0}, "low", "high") is None
+        assert papers._paper_reach({**entry, key: None}, "low", "high") == 0.25
+    assert papers._paper_reach({"ours": 1.0}, "low", "high") is None
 
 
 def test_items_that_fit_after_one_that_does_not_are_kept(tmp_path, monkeypatch):
@@ -272,7 +275,7 @@ def test_items_that_fit_after_one_that_does_not_are_kept(tmp_path, monkeypatch):
 
 
 def test_what_has_been_read_of_a_run_is_kept_until_a_file_of_it_changes(tmp_path):
-    store = write(tmp_path, 1)
+    store = write_made_run(tmp_path, 1)
     read: list[str] = []
     entry = SimpleNamespace(
         store=store, metrics=store.metrics() | {"older": None}, config=config(), command="c", changes={}
@@ -294,7 +297,7 @@ def test_what_has_been_read_of_a_run_is_kept_until_a_file_of_it_changes(tmp_path
 
 
 def test_a_problem_is_said_once_and_a_long_folder_cut(tmp_path):
-    store = write(tmp_path, 1)
+    store = write_made_run(tmp_path, 1)
     store.samples_path.unlink()
     store.samples_path.mkdir()
     said: list[str] = []

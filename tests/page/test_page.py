@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.page.made import config, metrics, row, run_id, write
+from experiments.page.made import config, metrics, row, run_id, write_made_run
 from kvbench.cli import report
 from kvbench.metrics import fidelity
 from kvbench.page import page
-from kvbench.page.numbers import cut, encoded, plain, short
+from kvbench.page.numbers import encoded, json_value, short_number, shorten_middle
 from kvbench.results.columns import UNFINISHED
 from tests.page.report_support import data_of
 from tests.results.test_fidelity import row as fidelity_row
@@ -61,8 +61,8 @@ class Elements(HTMLParser):
 
 
 def test_a_run_is_shown_with_its_figures(built, tmp_path):
-    write(tmp_path / "runs", 1, "fp16")
-    write(tmp_path / "runs", 2, groups={"method": {"residual": 64}})
+    write_made_run(tmp_path / "runs", 1, "fp16")
+    write_made_run(tmp_path / "runs", 2, groups={"method": {"residual": 64}})
     text, data, printed = built()
     assert "2 runs" in printed.out
     fp16, kivi = sorted(data["runs"], key=lambda run: run["id"])
@@ -87,8 +87,8 @@ def compared(spread=None):
 
 
 def test_a_run_is_shown_with_its_fidelity_to_fp16(built, tmp_path):
-    write(tmp_path / "runs", 1, rows=compared())
-    write(tmp_path / "runs", 2)
+    write_made_run(tmp_path / "runs", 1, rows=compared())
+    write_made_run(tmp_path / "runs", 2)
     text, data, _ = built()
     kivi, other = sorted(data["runs"], key=lambda run: run["id"])
     # divergences 1 to 20, 2 to 21 and 3 to 22; two of 20 tokens have another first choice
@@ -103,9 +103,11 @@ def test_flips_are_counted_against_the_fp16_run(built, tmp_path):
     draw = random.Random(0)
     right = {number: [float(draw.random() < share) for _ in range(50)] for number, share in ((1, 0.9), (2, 0.6))}
     shown = {number: [row(i, score) for i, score in enumerate(scores)] for number, scores in right.items()}
-    write(tmp_path / "runs", 1, "fp16", rows=shown[1])
-    write(tmp_path / "runs", 2, rows=[{**shown[2][0], "id": "key_value@2048/99"}, *shown[2][1:]], baseline=run_id(1))
-    write(tmp_path / "runs", 3, rows=shown[2], baseline=run_id(9))  # of a run that is not in the report
+    write_made_run(tmp_path / "runs", 1, "fp16", rows=shown[1])
+    write_made_run(
+        tmp_path / "runs", 2, rows=[{**shown[2][0], "id": "key_value@2048/99"}, *shown[2][1:]], baseline=run_id(1)
+    )
+    write_made_run(tmp_path / "runs", 3, rows=shown[2], baseline=run_id(9))  # of a run that is not in the report
     _, data, _ = built()
     found = {run["id"]: run.get("flips") for run in data["runs"]}
     expected = fidelity.flips(right[1][1:], right[2][1:])
@@ -119,24 +121,25 @@ def test_environments_are_shown_whatever_they_hold(built, tmp_path):
     machine = {"device_name": "a card", "dtype": "bfloat16", "cpu": "x" * 500, "triton": None}
     machine["load"] = {"cpus": 2, "average": [0.5, 1], "own_cpus": 1}
     for number in (1, 2):
-        write(tmp_path / "runs", number, env=machine)
-    write(tmp_path / "runs", 3, env={**machine, "dtype": "float32"})
+        write_made_run(tmp_path / "runs", number, env=machine)
+    write_made_run(tmp_path / "runs", 3, env={**machine, "dtype": "float32"})
     _, data, _ = built()
     order = sorted(range(3), key=lambda place: data["runs"][place]["id"])
     columns = {column["key"]: [column["values"][column["of"][i]] for i in order] for column in data["env"]}
     assert len(data["env"][0]["values"]) == 1  # what is equal is there once
     load = {"load.cpus": [2] * 3, "load.average": ["[0.5,1]"] * 3, "load.own_cpus": [1] * 3}
     assert columns == {
-        "device_name": ["a card"] * 3, "dtype": ["bfloat16", "bfloat16", "float32"], "cpu": [cut("x" * 500, 100)] * 3,
+        "device_name": ["a card"] * 3, "dtype": ["bfloat16", "bfloat16", "float32"],
+        "cpu": [shorten_middle("x" * 500, 100)] * 3,
         **load, "load.mhz": ["[]"] * 3,
     }  # fmt: skip
 
 
 def test_without_a_name_the_page_lies_beside_its_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    write(Path("results/runs"), 1)
-    write(Path("results/other"), 2)
-    write(Path("old/runs"), 3)
+    write_made_run(Path("results/runs"), 1)
+    write_made_run(Path("results/other"), 2)
+    write_made_run(Path("old/runs"), 3)
     for folder, place in (("results/runs", "results"), ("results/other", "results/other"), ("old/runs/", "old")):
         assert report.main(["--results", folder, "--html"]) == 0
         assert f"{place}/report.html: 1 run" in capsys.readouterr().out
@@ -150,7 +153,7 @@ def test_without_a_name_the_page_lies_beside_its_runs(tmp_path, monkeypatch, cap
 
 
 def test_nothing_is_loaded_and_only_the_own_script_may_run(built, tmp_path):
-    write(tmp_path / "runs", 1)
+    write_made_run(tmp_path / "runs", 1)
     text, _, _ = built()
     elements = Elements(text)
     assert {address for address in elements.addresses if not address.startswith("#")} == {"data:,"}
@@ -175,8 +178,8 @@ def test_the_script_sets_texts_only_as_text():
 @pytest.mark.parametrize("nasty", NASTY, ids=range(len(NASTY)))
 def test_texts_of_runs_are_harmless(built, tmp_path, nasty):
     folder = tmp_path / "runs"
-    write(folder, 1, "fp16", rows=[row(0, 1.0, "fine")], error=nasty.replace("\x00", ""), status="interrupted")
-    write(
+    write_made_run(folder, 1, "fp16", rows=[row(0, 1.0, "fine")], error=nasty.replace("\x00", ""), status="interrupted")
+    write_made_run(
         folder,
         2,
         rows=[row(0, 0.0, nasty)],
@@ -193,8 +196,8 @@ def test_texts_of_runs_are_harmless(built, tmp_path, nasty):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), None, True, "text", []])
 def test_what_is_no_number_is_left_out(value):
-    assert short(value) is None
-    encoded([short(value), plain(value)])  # does not raise
+    assert short_number(value) is None
+    encoded([short_number(value), json_value(value)])  # does not raise
 
 
 @pytest.mark.parametrize(
@@ -202,30 +205,30 @@ def test_what_is_no_number_is_left_out(value):
     [(float("inf"), "inf"), (float("nan"), "nan"), (None, None), (2**60, str(2**60)), ([1, 2], "[1,2]"), (0.5, 0.5)],
 )
 def test_settings_fit_into_json(value, expected):
-    assert plain(value) == expected
+    assert json_value(value) == expected
 
 
 def test_settings_without_a_json_number_are_shown(built, tmp_path):
     for number, alpha in enumerate((float("nan"), float("inf"), None, 0.5)):
-        write(tmp_path / "runs", number, groups={"method": {"alpha": alpha}})
+        write_made_run(tmp_path / "runs", number, groups={"method": {"alpha": alpha}})
     _, data, _ = built()
     (column,) = (column for column in data["settings"] if column["key"] == "method.alpha")
     assert {str(value) for value in column["values"]} == {"nan", "inf", "None", "0.5"}
 
 
 def test_long_texts_are_shortened(built, tmp_path):
-    assert len(cut("x" * 10_000, 100)) == 99 and cut("short") == "short"
+    assert len(shorten_middle("x" * 10_000, 100)) == 99 and shorten_middle("short") == "short"
     folder = tmp_path / "runs"
-    write(folder, 1, "fp16", rows=[row(0, 1.0, "a" * 100_000)])
-    write(folder, 2, rows=[row(0, 0.0, "b" * 100_000)], label="c" * 100_000)
+    write_made_run(folder, 1, "fp16", rows=[row(0, 1.0, "a" * 100_000)])
+    write_made_run(folder, 2, rows=[row(0, 0.0, "b" * 100_000)], label="c" * 100_000)
     text, data, _ = built("--pair", run_id(1), run_id(2))
     assert len(text) < 300_000
     assert all(len(said) <= 4000 for said in data["pairs"][0]["samples"][0][3:])
 
 
 def test_a_damaged_run_is_named_and_skipped(built, tmp_path):
-    write(tmp_path / "runs", 1)
-    damaged = write(tmp_path / "runs", 2)
+    write_made_run(tmp_path / "runs", 1)
+    damaged = write_made_run(tmp_path / "runs", 2)
     (damaged.path / "metrics.json").write_text('{"status": "ok"}')
     _, data, printed = built()
     assert [run["id"] for run in data["runs"]] == [run_id(1)]
@@ -235,7 +238,7 @@ def test_a_damaged_run_is_named_and_skipped(built, tmp_path):
 
 
 def test_samples_that_cannot_be_read_are_named(built, tmp_path):
-    store = write(tmp_path / "runs", 1)
+    store = write_made_run(tmp_path / "runs", 1)
     store.samples_path.unlink()
     store.samples_path.mkdir()
     _, data, printed = built()
@@ -244,7 +247,7 @@ def test_samples_that_cannot_be_read_are_named(built, tmp_path):
 
 
 def test_a_run_that_goes_on_has_the_figures_of_what_is_done(built, tmp_path):
-    write(tmp_path / "runs", 1, unfinished=True)
+    write_made_run(tmp_path / "runs", 1, unfinished=True)
     _, data, _ = built()
     (run,) = data["runs"]
     assert (run["status"], run["done"], run["score"][:3]) == (UNFINISHED, 3, [0.83333, 0.71711, 3])
@@ -253,8 +256,8 @@ def test_a_run_that_goes_on_has_the_figures_of_what_is_done(built, tmp_path):
 
 def test_runs_are_named_by_the_settings_that_differ(built, tmp_path):
     for number, residual in enumerate((128, 64, 32)):
-        write(tmp_path / "runs", number, groups={"method": {"residual": residual}})
-    write(tmp_path / "runs", 3, "atom")
+        write_made_run(tmp_path / "runs", number, groups={"method": {"residual": residual}})
+    write_made_run(tmp_path / "runs", 3, "atom")
     _, data, _ = built()
     names = {run["id"]: run["name"] for run in data["runs"]}
     expected = ("kivi int2", "kivi int2 residual=64", "kivi int2 residual=32", "atom int2")
@@ -264,8 +267,8 @@ def test_runs_are_named_by_the_settings_that_differ(built, tmp_path):
 
 
 def test_pairs_are_of_two_runs_that_exist(built, tmp_path, capsys):
-    write(tmp_path / "runs", 1)
-    write(tmp_path / "runs", 2)
+    write_made_run(tmp_path / "runs", 1)
+    write_made_run(tmp_path / "runs", 2)
     arguments = ["--results", str(tmp_path / "runs")]
     for pair, message in (
         (("nothing", run_id(1)), "there is no run nothing"),
@@ -280,7 +283,7 @@ def test_pairs_are_of_two_runs_that_exist(built, tmp_path, capsys):
 def test_the_runs_of_a_sweep_alone(tmp_path, capsys):
     runs, sweeps = tmp_path / "results" / "runs", tmp_path / "results" / "sweeps"
     for number in range(3):
-        write(runs, number)
+        write_made_run(runs, number)
     for name in ("2026-11-22_10-00-00", "2026-11-22_11-00-00"):
         (sweeps / name).mkdir(parents=True)
     for number, metrics_of in enumerate(({"run_id": run_id(1)}, None, {"run_id": [2]})):
@@ -300,8 +303,10 @@ def test_the_runs_of_a_sweep_alone(tmp_path, capsys):
 
 def test_at_most_200_samples_of_a_pair(built, tmp_path):
     folder = tmp_path / "runs"
-    write(folder, 1, "fp16", rows=[row(index, 1.0) for index in range(250)])
-    write(folder, 2, rows=[row(index, float(index < 20), "other" if index < 230 else "") for index in range(250)])
+    write_made_run(folder, 1, "fp16", rows=[row(index, 1.0) for index in range(250)])
+    write_made_run(
+        folder, 2, rows=[row(index, float(index < 20), "other" if index < 230 else "") for index in range(250)]
+    )
     _, data, _ = built("--pair", run_id(1), run_id(2))
     (pair,) = data["pairs"]
     assert (len(pair["samples"]), pair["left_out"], pair["equal"]) == (200, 50, 0)
@@ -310,7 +315,7 @@ def test_at_most_200_samples_of_a_pair(built, tmp_path):
 
 
 def test_a_page_that_cannot_be_written_is_said(tmp_path, capsys):
-    write(tmp_path / "runs", 1)
+    write_made_run(tmp_path / "runs", 1)
     (tmp_path / "file").write_text("")
     assert report.main(["--results", str(tmp_path / "runs"), "--html", str(tmp_path / "file" / "report.html")]) == 2
     assert "--html" in capsys.readouterr().err
@@ -323,7 +328,7 @@ def test_many_runs_stay_within_two_kilobytes_each(tmp_path, built):
     rows = [row(i, 0.123456 * (i % 7), task=task) for task in tasks for i in range(2)]
     entry = metrics(run_id(0), config(), rows)
     for number in range(5):
-        store = write(tmp_path / "runs", number, rows=rows[:2])
+        store = write_made_run(tmp_path / "runs", number, rows=rows[:2])
         store.write_metrics({**entry, "run_id": store.run_id})
     text, data, _ = built()
     assert len(text.encode()) < 300_000 + 5 * 2_000

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from experiments.page.made import metrics, row, run_id, write
+from experiments.page.made import metrics, row, run_id, write_made_run
 from kvbench.cli import report
 from kvbench.cli.report_page import reader
 from kvbench.errors import KvbenchError
@@ -44,7 +44,7 @@ def get(server, path, **headers):
 
 def test_the_page_follows_a_run_as_it_goes(tmp_path):
     rows = [row(index, 1.0) for index in range(4)]
-    store = write(tmp_path, 1, rows=rows[:2], unfinished=True)
+    store = write_made_run(tmp_path, 1, rows=rows[:2], unfinished=True)
     with serving(tmp_path) as server:
         assert server.address == f"http://127.0.0.1:{server.server_port}/"
         status, _, page = get(server, "/")
@@ -59,13 +59,13 @@ def test_the_page_follows_a_run_as_it_goes(tmp_path):
         settings = store.config()
         store.append(rows[3:])
         store.write_metrics(metrics(store.run_id, settings, rows))
-        write(tmp_path, 2)
+        write_made_run(tmp_path, 2)
         runs = {run["id"]: run for run in json.loads(get(server, "/data.json")[2])["runs"]}
         assert runs[run_id(1)]["done"] == 4 and runs[run_id(1)]["status"] != "unfinished" and len(runs) == 2
 
 
 def test_other_names_and_paths_are_refused(tmp_path):
-    write(tmp_path, 1)
+    write_made_run(tmp_path, 1)
     with serving(tmp_path) as server:
         port = server.server_port
         assert get(server, "/", Host=f"evil.example:{port}")[0] == 403
@@ -76,7 +76,7 @@ def test_other_names_and_paths_are_refused(tmp_path):
 
 
 def test_browsers_leave_out_port_80(tmp_path):
-    write(tmp_path, 1)
+    write_made_run(tmp_path, 1)
     with serving(tmp_path) as server:
         address = server.server_address
         server.server_port = 80
@@ -90,12 +90,12 @@ def test_browsers_leave_out_port_80(tmp_path):
 def test_a_folder_without_runs_is_served(tmp_path):
     with serving(tmp_path / "later") as server:
         assert json.loads(get(server, "/data.json")[2])["runs"] == []
-        write(tmp_path / "later", 1)
+        write_made_run(tmp_path / "later", 1)
         assert len(json.loads(get(server, "/data.json")[2])["runs"]) == 1
 
 
 def test_a_port_that_is_taken_is_said(tmp_path, capsys):
-    write(tmp_path, 1)
+    write_made_run(tmp_path, 1)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -107,7 +107,7 @@ def test_a_port_that_is_taken_is_said(tmp_path, capsys):
 
 
 def test_a_client_that_leaves_early_is_no_error(tmp_path, capsys, monkeypatch):
-    write(tmp_path, 1, rows=[row(index, 1.0) for index in range(4)])
+    write_made_run(tmp_path, 1, rows=[row(index, 1.0) for index in range(4)])
 
     def closed(self, *given):
         raise BrokenPipeError
@@ -122,7 +122,7 @@ def test_a_client_that_leaves_early_is_no_error(tmp_path, capsys, monkeypatch):
 
 
 def test_answers_say_what_they_are_and_are_not_kept(tmp_path):
-    write(tmp_path, 1)
+    write_made_run(tmp_path, 1)
     with serving(tmp_path) as server:
         mark = get(server, "/data.json")[1]["X-Mark"]
         assert len(mark) == 16 and set(mark) <= set("0123456789abcdef")
@@ -139,7 +139,7 @@ def test_answers_say_what_they_are_and_are_not_kept(tmp_path):
 
 
 def test_data_are_made_anew_only_after_a_change(tmp_path, monkeypatch):
-    store, made = write(tmp_path, 1, rows=[row(0, 1.0)], unfinished=True), []
+    store, made = write_made_run(tmp_path, 1, rows=[row(0, 1.0)], unfinished=True), []
     really = Report.data
     monkeypatch.setattr(Report, "data", lambda self: made.append(1) or really(self))
     with serving(tmp_path) as server:
@@ -156,7 +156,7 @@ def test_the_mark_does_not_change_with_the_hour(tmp_path, monkeypatch):
     monkeypatch.setattr(Report, "data", lambda self: {**really(self), "made": str(next(hours))})
     signatures = iter(range(24))
     monkeypatch.setattr(Report, "signature", lambda self: next(signatures))
-    write(tmp_path, 1)
+    write_made_run(tmp_path, 1)
     with serving(tmp_path) as server:
         (one, first), (two, second) = server.current(), server.current()
         assert (one["made"], two["made"]) == ("0", "1") and first == second

@@ -68,11 +68,11 @@ def test_the_keys_of_most_runs_come_first_then_by_name_and_at_most_40():
 def test_a_column_holds_each_value_once_and_the_place_of_each_run():
     """True and 1 are different values; a run without the key has place -1, one with null has a value."""
     runs = [{"a": 1}, {"a": True}, {}, {"a": None}, {"a": 1, "b": 2}]
-    assert settings.columns(runs, ["a", "b"]) == [
+    assert settings.setting_columns(runs, ["a", "b"]) == [
         {"key": "a", "values": [1, True, None], "of": [0, 1, -1, 2, 0]},
         {"key": "b", "values": [2], "of": [-1, -1, -1, -1, 0]},
     ]
-    assert [type(value) for value in settings.columns(runs, ["a"])[0]["values"]] == [int, bool, type(None)]
+    assert [type(value) for value in settings.setting_columns(runs, ["a"])[0]["values"]] == [int, bool, type(None)]
 
 
 def named(changes: list[dict[str, Any]], models: str = "tttttttt") -> list[str]:

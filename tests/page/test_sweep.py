@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from experiments.page.made import row, run_id, write
+from experiments.page.made import row, run_id, write_made_run
 from kvbench.cli import report
 from kvbench.cli.report_page import reader
 from kvbench.page.data import Report
@@ -31,10 +31,10 @@ def built(results, *arguments):
 
 
 def test_all_jobs_are_shown_with_their_states(results, capsys, monkeypatch):
-    stores = [write(results / "runs", number) for number in (1, 2)]
-    write(results / "runs", 5)  # of another sweep
+    stores = [write_made_run(results / "runs", number) for number in (1, 2)]
+    write_made_run(results / "runs", 5)  # of another sweep
     folder = write_sweep(results, stores)
-    going = write(results / "runs", 3, unfinished=True)
+    going = write_made_run(results / "runs", 3, unfinished=True)
     sweeps.running_file(folder, 3).write_text(json.dumps({**sweeps.here(), "sweep": TOKEN, "run_id": going.run_id}))
     monkeypatch.chdir(results.parent)
     data = built(results, "--sweep", "tod")
@@ -65,7 +65,7 @@ def test_a_damaged_manifest_is_named(results, capsys):
 
 
 def test_the_page_follows_the_jobs(results):
-    folder = write_sweep(results, [write(results / "runs", 1)])
+    folder = write_sweep(results, [write_made_run(results / "runs", 1)])
     followed = FollowedSweep(Sweep.open(folder))
     shown = Report(lambda: find_runs(results / "runs"), reader(), results / "runs", results, sweep=followed)
     before = shown.signature()
@@ -76,7 +76,7 @@ def test_the_page_follows_the_jobs(results):
     assert during != before and followed.run_ids() == {run_id(1), run_id(2)}
     assert shown.data()["sweep"]["jobs"][2][2] == "running"
     os.unlink(sweeps.running_file(folder, 2))
-    put(folder, 2, metrics=write(results / "runs", 2, rows=[row(0, 1.0)]).metrics())
+    put(folder, 2, metrics=write_made_run(results / "runs", 2, rows=[row(0, 1.0)]).metrics())
     assert shown.signature() != during
     data = shown.data()
     assert data["sweep"]["jobs"][2][2] == "done" and len(data["runs"]) == 2
@@ -111,7 +111,7 @@ def test_texts_of_a_sweep_have_their_lengths(results):
 
 
 def test_a_pair_of_which_one_run_is_gone_is_left_out(results):
-    stores = [write(results / "runs", number) for number in (1, 2)]
+    stores = [write_made_run(results / "runs", number) for number in (1, 2)]
     pairs = [(run_id(1), run_id(2)), (run_id(1), run_id(9)), (run_id(9), run_id(2))]
     shown = Report(lambda: stores, reader(), results / "runs", results, pairs=pairs)
     assert [pair["runs"] for pair in shown.data()["pairs"]] == [[run_id(1), run_id(2)]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvbench.errors import ModelError
-from kvbench.parallel.shard import Gathered, Summed, check, cut, generic, shard
+from kvbench.parallel.shard import Gathered, Summed, check_tensor_plan, cut_linear, generic, shard
 from kvbench.util.attachment import placement
 from tests import zoo
 
@@ -21,8 +21,8 @@ def test_heads_that_the_ranks_cannot_share_evenly_are_refused(size: int, most: i
         f"torchrun --nproc-per-node {most}"
     )
     with pytest.raises(ModelError, match=message):
-        check(zoo.model("llama"), size)
-    assert "colwise" in check(zoo.model("llama"), 2).values()
+        check_tensor_plan(zoo.model("llama"), size)
+    assert "colwise" in check_tensor_plan(zoo.model("llama"), 2).values()
 
 
 def test_a_bias_is_added_once_to_the_sum_of_the_ranks() -> None:
@@ -36,7 +36,7 @@ def test_a_bias_is_added_once_to_the_sum_of_the_ranks() -> None:
             return torch.stack(parts).sum(0)
 
         team: Any = SimpleNamespace(size=2, rank=rank, device=torch.device("cpu"), sum=noted)
-        out = cut(copy.deepcopy(linear), "rowwise", team)(x[:, 3 * rank : 3 * rank + 3])
+        out = cut_linear(copy.deepcopy(linear), "rowwise", team)(x[:, 3 * rank : 3 * rank + 3])
     torch.testing.assert_close(out, linear(x))  # of the last rank, with which the sum is whole
 
 
@@ -56,7 +56,7 @@ def test_outputs_are_whole_once_gathered_and_slices_are_padded_to_one_height(
             return torch.cat(parts, dim)
 
         team: Any = SimpleNamespace(size=size, rank=rank, device=torch.device("cpu"), gather=gather)
-        layer = cut(copy.deepcopy(linear), "colwise_rep", team)
+        layer = cut_linear(copy.deepcopy(linear), "colwise_rep", team)
         assert isinstance(layer, Gathered) and layer.weight is layer.local.weight
         assert (layer.in_features, layer.out_features) == (6, outputs)
         out = layer(x)
@@ -73,7 +73,7 @@ def test_columns_are_cut_with_their_bias_and_the_whole_can_be_freed(bias: bool) 
         whole = copy.deepcopy(linear)
         storage = whole.weight.untyped_storage().data_ptr()
         team: Any = SimpleNamespace(size=2, rank=rank, device=torch.device("cpu"))
-        layer = cut(whole, "colwise", team)
+        layer = cut_linear(whole, "colwise", team)
         assert layer is whole and layer.weight.untyped_storage().data_ptr() != storage
         assert layer.weight.untyped_storage().nbytes() == layer.weight.numel() * 4
         assert not any(parameter.requires_grad for parameter in layer.parameters())
@@ -88,7 +88,7 @@ def test_rows_are_cut_and_summed_without_a_bias_too() -> None:
     total = torch.zeros(2, 4)
     for rank, columns in ((0, slice(0, 2)), (1, slice(2, 5))):
         team: Any = SimpleNamespace(size=2, rank=rank, device=torch.device("cpu"), sum=lambda product: product)
-        layer = cut(copy.deepcopy(linear), "rowwise", team)
+        layer = cut_linear(copy.deepcopy(linear), "rowwise", team)
         assert isinstance(layer, Summed) and layer.weight is layer.local.weight and layer.bias is None
         assert (layer.in_features, layer.out_features) == (columns.stop - columns.start, 4)
         total += layer(x[:, columns]).detach()
@@ -122,7 +122,7 @@ def test_the_layers_of_a_model_are_replaced_by_their_plan() -> None:
 def planned(**changes: Any) -> Any:
     """A llama whose plan of transformers is changed."""
     model = copy.copy(zoo.model("llama"))
-    plan = dict(check(zoo.model("llama"), 2))
+    plan = dict(check_tensor_plan(zoo.model("llama"), 2))
     for name, style in changes.items():
         key = next(path for path in plan if path.endswith(name))
         plan[key] = style
@@ -138,9 +138,9 @@ def planned(**changes: Any) -> Any:
     ],
 )
 def test_plans_that_kvbench_cannot_follow_are_refused(changes: dict[str, str], said: str) -> None:
-    assert check(planned(up_proj="replicate"), 2)
+    assert check_tensor_plan(planned(up_proj="replicate"), 2)
     with pytest.raises(ModelError, match=said) as error:
-        check(planned(**changes), 2)
+        check_tensor_plan(planned(**changes), 2)
     assert "runtime.device_map=auto" in str(error.value)
 
 
@@ -148,9 +148,9 @@ def test_a_model_without_a_plan_or_with_other_projections_is_refused() -> None:
     model = copy.copy(zoo.model("llama"))
     model.__dict__["_tp_plan"] = {}
     with pytest.raises(ModelError, match="no tensor-parallel plan for LlamaForCausalLM"):
-        check(model, 2)
+        check_tensor_plan(model, 2)
     fewer = planned()
     fewer.config = copy.deepcopy(fewer.config)
     fewer.config.num_hidden_layers += 1
     with pytest.raises(ModelError, match="does not have a projection named k_proj or query_key_value or qkv_proj"):
-        check(fewer, 2)
+        check_tensor_plan(fewer, 2)

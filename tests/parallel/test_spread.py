@@ -15,7 +15,7 @@ import kvbench
 from kvbench.cache import Prompts
 from kvbench.decoding import generate
 from kvbench.errors import ConfigError
-from kvbench.models.load import load
+from kvbench.models.load import load_model
 from kvbench.models.random_weights import hf_config
 from kvbench.models.spec import ModelConfig
 from kvbench.parallel.spread import Carrier, balanced, connect, moving, pretrained_spread, random_spread
@@ -153,7 +153,7 @@ def test_spreading_needs_gpus() -> None:
         pytest.skip("this machine has a GPU")
     model = build(ModelConfig, run_support.config("unused")["model"], "model")
     with pytest.raises(ConfigError, match="no GPU is visible on this machine"):
-        load(model, SimpleNamespace(device="auto", device_map="auto", tensor_parallel=None, seed=0))
+        load_model(model, SimpleNamespace(device="auto", device_map="auto", tensor_parallel=None, seed=0))
 
 
 @pytest.mark.gpu
@@ -199,7 +199,7 @@ def test_random_weights_are_made_on_both_gpus() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two GPUs, and this machine has {torch.cuda.device_count()}")
     model = build(ModelConfig, run_support.config("unused")["model"], "model")
-    loaded = load(model, SimpleNamespace(device="auto", device_map="auto", tensor_parallel=None, seed=0))
+    loaded = load_model(model, SimpleNamespace(device="auto", device_map="auto", tensor_parallel=None, seed=0))
     assert {parameter.device.index for parameter in loaded.model.parameters()} >= {0, 1}
     assert loaded.layout == "device_map"
     config = hf_config(model)

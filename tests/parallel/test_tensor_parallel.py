@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from kvbench.results import samples
 from kvbench.results.samples import outputs
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests import run_support
 from tests.marks import fast
 from tests.parallel.tp_driver import METHODS
@@ -102,9 +102,9 @@ def test_a_model_whose_plan_keeps_all_keys_on_every_rank_is_refused(done: dict[s
 def test_a_run_is_written_once_and_says_what_each_rank_holds(done: dict[str, Any], tmp_path: Path) -> None:
     (shared,) = [path for path in (done["folder"] / "good").iterdir() if path.is_dir()]
     wide = {"architecture": {**run_support.ARCHITECTURE, "num_key_value_heads": 2}}
-    alone = run(run_support.config(tmp_path, model=wide))
+    alone = answer_run(run_support.config(tmp_path, model=wide))
     assert Path(alone["run_dir"]).name == shared.name, "the number of processes is not part of a run's identity"
-    theirs, mine = (samples.read(Path(path) / "samples.jsonl").rows for path in (shared, alone["run_dir"]))
+    theirs, mine = (samples.read_samples(Path(path) / "samples.jsonl").rows for path in (shared, alone["run_dir"]))
     for name, row in theirs.items():
         assert {k: v for k, v in outputs(row).items() if k != "nll"} == {
             k: v for k, v in outputs(mine[name]).items() if k != "nll"

@@ -25,7 +25,7 @@ from kvbench.decoding import Sampling, generate
 from kvbench.errors import KvbenchError
 from kvbench.parallel import team as teams
 from kvbench.parallel.shard import shard
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from kvbench.runner.session import Session
 from tests import run_support, zoo
 
@@ -119,7 +119,7 @@ def runs(folder: Path, team: teams.Team) -> None:
         "runtime": {"tensor_parallel": "auto"},
         "model": {"architecture": {**run_support.ARCHITECTURE, "num_key_value_heads": 2}},
     }
-    run(run_support.config(folder / "good", **shared))
+    answer_run(run_support.config(folder / "good", **shared))
     teams.GRACE_S, teams.NOTICE_S = 0.5, 0.5
     first = (team.exchange(os.getpid()) or [0])[0]
     if team.rank == 1:
@@ -129,7 +129,7 @@ def runs(folder: Path, team: teams.Team) -> None:
 
         Session.rows = full  # type: ignore[method-assign]
     try:
-        run(run_support.config(folder / "oom", **shared))
+        answer_run(run_support.config(folder / "oom", **shared))
     finally:
         if team.rank == 1:
             outlive(first)

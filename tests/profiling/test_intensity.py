@@ -11,7 +11,7 @@ from kvbench.profiling.intensity import (
     decode_work,
     prefill_work,
     regime,
-    speed_up,
+    speculative_speed_up,
     table_1,
 )
 from kvbench.profiling.roofline import Shape
@@ -110,12 +110,12 @@ def test_tokens_of_a_round():
     ],
 )
 def test_speed_up_of_speculation(times, acceptance, gamma, factor):
-    assert speed_up(acceptance, gamma, *times) == pytest.approx(factor, abs=0.006)
+    assert speculative_speed_up(acceptance, gamma, *times) == pytest.approx(factor, abs=0.006)
     assert best_gamma(acceptance, *times) == (gamma, pytest.approx(factor, abs=0.006))
 
 
 def test_among_equal_speed_ups_the_shortest_draft_is_the_best():
-    assert speed_up(0.0, 1, 2.0, 0.0, 2.5) == speed_up(0.0, 8, 2.0, 0.0, 2.5) == 0.8
+    assert speculative_speed_up(0.0, 1, 2.0, 0.0, 2.5) == speculative_speed_up(0.0, 8, 2.0, 0.0, 2.5) == 0.8
     assert best_gamma(0.0, 2.0, 0.0, 2.5) == (1, 0.8)
 
 

@@ -84,7 +84,7 @@ def gpu(monkeypatch):
 def test_every_figure_or_a_reason(gpu):
     gpu("abc")
     library = Library()
-    record = machine.state("cuda", library)
+    record = machine.machine_state("cuda", library)
     assert library.opened == "GPU-abc" and record["source"] == "NVML"
     figures = record["gpu"]
     assert figures == {
@@ -103,7 +103,7 @@ def test_nvidia_smi_takes_over_without_nvml(gpu, monkeypatch):
     texts |= {"clocks_event_reasons.active": "0x0000000000000004", "mig.mode.current": "[N/A]", "power.draw": "[N/A]"}
     texts |= {"ecc.mode.current": "Enabled"}
     monkeypatch.setattr(machine, "_smi", lambda uuid: texts if uuid == "GPU-none" else {})
-    record = machine.state("cuda", Library())
+    record = machine.machine_state("cuda", Library())
     assert record["source"] == "nvidia-smi (NVML: Not Found)"
     assert record["gpu"]["event_reasons"] == ["sw_power_cap"] and record["gpu"]["sm_mhz"] == 1980.0
     assert record["gpu"]["ecc"] is True and record["gpu"]["power_w"] is None
@@ -111,12 +111,12 @@ def test_nvidia_smi_takes_over_without_nvml(gpu, monkeypatch):
     assert record["missing"]["power_w"] == "nvidia-smi answers '[N/A]'"
     assert record["missing"]["cuda_driver"] == "nvidia-smi is not asked for it"
     monkeypatch.setattr(machine, "_smi", lambda uuid: "nvidia-smi: not installed")
-    record = machine.state("cuda", Library())
+    record = machine.machine_state("cuda", Library())
     assert record["gpu"] is None and record["missing"]["gpu"] == "NVML: Not Found; nvidia-smi: not installed"
 
 
 def test_other_devices_and_a_missing_package(gpu, monkeypatch):
-    record = machine.state("cpu")
+    record = machine.machine_state("cpu")
     assert record["gpu"] is None and record["missing"]["gpu"] == "measured on a cpu device"
     gpu("abc")
     monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it then raises ImportError

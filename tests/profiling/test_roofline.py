@@ -11,7 +11,7 @@ from kvbench.errors import ConfigError
 from kvbench.models.spec import Architecture
 from kvbench.profiling.gpus import GPUS, gpu_named, gpu_of, own_gpu
 from kvbench.profiling.roofline import LONG, SLICE, TOGETHER, Shape, live_elements, max_batch, predict, tokens_of_a_pass
-from kvbench.util.confdir import conf_dir, options
+from kvbench.util.confdir import conf_dir, group_options
 from kvbench.util.schema import build
 
 H200 = GPUS["h200"]
@@ -25,7 +25,7 @@ def architecture(name):
 SEVEN, EIGHT = (Shape.of(architecture(name)) for name in ("llama2-7b", "llama3-8b-instruct"))
 
 
-@pytest.mark.parametrize("name", [name for name in options("model") if name != "tiny"])
+@pytest.mark.parametrize("name", [name for name in group_options("model") if name != "tiny"])
 def test_parameters_are_the_published_number(name):
     numbers = build(Architecture, architecture(name))
     assert Shape.of(numbers).parameters == numbers.parameters

@@ -8,7 +8,7 @@ import pytest
 
 from kvbench.publish.command import main
 from kvbench.results.store import RunStore
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from kvbench.runner.session import Session
 from tests.loggers.wandb_file import read
 from tests.run_support import config
@@ -30,8 +30,8 @@ def test_a_resumed_csv_run_is_published_whole(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Session, "rows", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run(settings)
-    metrics = run(settings)
+            answer_run(settings)
+    metrics = answer_run(settings)
     arguments = [metrics["run_id"], "--results", str(tmp_path / "r"), "--dir", str(tmp_path / "w"), "--mode", "offline"]
     assert main([*arguments, "--prompts"]) == 0
     (file,) = (tmp_path / "w").rglob("*.wandb")
@@ -49,5 +49,5 @@ def test_a_resumed_csv_run_is_published_whole(tmp_path, monkeypatch):
     assert content["config"]["method"]["residual"] == 32
 
     wandb = {"name": "wandb", "project": "kvbench", "mode": "offline", "dir": str(tmp_path / "w")}
-    run({**settings, "logger": wandb})  # what is already sent is not sent again
+    answer_run({**settings, "logger": wandb})  # what is already sent is not sent again
     assert list((tmp_path / "w").rglob("*.wandb")) == [file]

@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from experiments.page.made import row, run_id, write
+from experiments.page.made import row, run_id, write_made_run
 from kvbench.loggers.wandb_service import Service
 from kvbench.page.page import html
 from kvbench.publish import table
 from kvbench.publish.command import main
-from kvbench.results.samples import encode
+from kvbench.results.samples import encode_row
 from kvbench.results.sweeps import Sweep
 from tests.loggers.wandb_file import read
 from tests.publish.sweep_support import put, write_sweep
@@ -74,7 +74,7 @@ def wandb_files(folder):
 def test_a_run_and_its_sweep_are_in_wandbs_files_whole(tmp_path, no_pictures, capsys):
     results = tmp_path / "results"
     rows = [row(i, float(i % 2), "text") for i in range(3)]
-    stores = [write(results / "runs", 0, "fp16", rows=rows), write(results / "runs", 1, rows=rows)]
+    stores = [write_made_run(results / "runs", 0, "fp16", rows=rows), write_made_run(results / "runs", 1, rows=rows)]
     write_sweep(results, stores)
     assert main(["--sweep", "tod", "--dir", "w"]) == 0
     printed = capsys.readouterr()
@@ -121,7 +121,7 @@ def test_a_run_and_its_sweep_are_in_wandbs_files_whole(tmp_path, no_pictures, ca
 
 
 def test_what_has_changed_is_sent_again(tmp_path, sent):
-    store = write(tmp_path / "results" / "runs", 1)
+    store = write_made_run(tmp_path / "results" / "runs", 1)
     assert [main([run_id(1)]), len(sent)] == [0, 1]
     assert [main([run_id(1)]), len(sent)] == [0, 1]
     assert [main([run_id(1), "--again"]), len(sent)] == [0, 2]
@@ -132,7 +132,7 @@ def test_what_has_changed_is_sent_again(tmp_path, sent):
 
 
 def test_a_label_is_printed_with_control_characters_escaped(tmp_path, sent, capsys):
-    store = write(tmp_path / "results" / "runs", 1)
+    store = write_made_run(tmp_path / "results" / "runs", 1)
     store.write_metrics({**store.metrics(), "label": "red \x1b[31m\nline"})
     for _ in range(2):  # sent, then known
         assert main([run_id(1)]) == 0
@@ -140,7 +140,7 @@ def test_a_label_is_printed_with_control_characters_escaped(tmp_path, sent, caps
 
 
 def test_each_project_and_entity_and_what_is_asked_for_is_sent_once(tmp_path, sent):
-    write(tmp_path / "results" / "runs", 1)
+    write_made_run(tmp_path / "results" / "runs", 1)
     for number, options in enumerate(
         (
             [],
@@ -161,7 +161,7 @@ def test_each_project_and_entity_and_what_is_asked_for_is_sent_once(tmp_path, se
 
 def test_what_an_offline_folder_has_lost_is_written_again(tmp_path, no_pictures, capsys):
     results = tmp_path / "results"
-    write_sweep(results, [write(results / "runs", 1)])
+    write_sweep(results, [write_made_run(results / "runs", 1)])
     for counts in ("2 sent", "2 already sent"):
         assert main(["--sweep", "today", "--mode", "offline", "--dir", "w"]) == 0
         assert f"/w /kvbench: {counts}\n" in capsys.readouterr().out
@@ -175,7 +175,7 @@ def test_what_an_offline_folder_has_lost_is_written_again(tmp_path, no_pictures,
 
 
 def test_samples_that_no_figure_includes_are_not_sent(tmp_path, sent):
-    store = write(tmp_path / "results" / "runs", 1)
+    store = write_made_run(tmp_path / "results" / "runs", 1)
     metrics = store.metrics()
     store.write_metrics({**metrics, "samples": {**metrics["samples"], "left_out": ["key_value@2048/1"]}})
     assert main([run_id(1)]) == 0
@@ -184,10 +184,10 @@ def test_samples_that_no_figure_includes_are_not_sent(tmp_path, sent):
 
 def test_damaged_and_unfinished_runs_are_named_and_the_others_are_sent(tmp_path, sent, capsys):
     runs = tmp_path / "results" / "runs"
-    stores = [write(runs, number, unfinished=number == 3) for number in range(5)]
+    stores = [write_made_run(runs, number, unfinished=number == 3) for number in range(5)]
     (stores[1].path / "metrics.json").write_text('{"status": "ok"}')
     (stores[2].path / "config.yaml").write_text(": :")
-    stores[4].samples_path.write_bytes(encode(row(0, 1.0)) + b'{"id": "torn')
+    stores[4].samples_path.write_bytes(encode_row(row(0, 1.0)) + b'{"id": "torn')
     assert main([run_id(number) for number in range(5)]) == 1
     printed = capsys.readouterr()
     assert [run.name for run in sent] == [run_id(0), run_id(4)]
@@ -198,7 +198,7 @@ def test_damaged_and_unfinished_runs_are_named_and_the_others_are_sent(tmp_path,
 
 
 def test_a_run_that_is_being_worked_on_waits(tmp_path, sent, capsys):
-    store = write(tmp_path / "results" / "runs", 1)
+    store = write_made_run(tmp_path / "results" / "runs", 1)
     with store.hold():
         assert main([run_id(1)]) == 1
     assert f"is still working on run {run_id(1)}" in capsys.readouterr().err and not sent
@@ -220,7 +220,7 @@ def test_a_run_that_is_being_worked_on_waits(tmp_path, sent, capsys):
 )
 def test_what_cannot_be_is_named_with_its_remedy(tmp_path, sent, capsys, arguments, messages):
     for number in (1, 2):
-        write(tmp_path / "results" / "runs", number)
+        write_made_run(tmp_path / "results" / "runs", number)
     (tmp_path / "results" / "sweeps" / "damaged").mkdir(parents=True)
     (tmp_path / "results" / "sweeps" / "damaged" / "manifest.json").write_text("{")
     assert main(arguments) in (1, 2)
@@ -229,14 +229,14 @@ def test_what_cannot_be_is_named_with_its_remedy(tmp_path, sent, capsys, argumen
 
 
 def test_without_wandb_the_package_is_named(tmp_path, monkeypatch, capsys):
-    write(tmp_path / "results" / "runs", 1)
+    write_made_run(tmp_path / "results" / "runs", 1)
     monkeypatch.setattr("kvbench.publish.command.installed", lambda module: False)
     assert main([run_id(1)]) == 1
     assert "run pip install wandb" in capsys.readouterr().err
 
 
 def test_wandb_that_is_switched_off_is_said(tmp_path, monkeypatch, capsys):
-    write(tmp_path / "results" / "runs", 1)
+    write_made_run(tmp_path / "results" / "runs", 1)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert main([run_id(1)]) == 1
     assert "WANDB_MODE=disabled" in capsys.readouterr().err
@@ -246,7 +246,7 @@ def test_a_service_that_fails_loses_nothing_and_is_asked_once(tmp_path, monkeypa
     import wandb
 
     for number in (1, 2):
-        write(tmp_path / "results" / "runs", number)
+        write_made_run(tmp_path / "results" / "runs", number)
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     tried = []
 
@@ -265,7 +265,7 @@ def test_a_service_that_fails_loses_nothing_and_is_asked_once(tmp_path, monkeypa
 
 def test_jobs_whose_runs_are_elsewhere_are_named(tmp_path, sent, no_pictures, capsys):
     results = tmp_path / "results"
-    stores = [write(results / "runs", number) for number in (1, 2)]
+    stores = [write_made_run(results / "runs", number) for number in (1, 2)]
     write_sweep(results, stores)
     os.rename(stores[1].path, tmp_path / "elsewhere")
     assert main(["--sweep", "today"]) == 1
@@ -275,8 +275,8 @@ def test_jobs_whose_runs_are_elsewhere_are_named(tmp_path, sent, no_pictures, ca
 
 def test_a_sweep_that_has_gone_on_is_sent_again(tmp_path, sent, no_pictures):
     results = tmp_path / "results"
-    folder = write_sweep(results, [write(results / "runs", 1)])
-    other = write(results / "runs", 2)
+    folder = write_sweep(results, [write_made_run(results / "runs", 1)])
+    other = write_made_run(results / "runs", 2)
     for expected in (2, 2):
         assert main(["--sweep", "today"]) == 0
         assert len(sent) == expected
@@ -293,10 +293,10 @@ def test_the_front_is_among_runs_of_the_same_samples(tmp_path):
     for number, (size, score) in sizes.items():
         entry = row(0, score)
         entry["kv_bytes"]["used"] = {"total": size, "codes": size, "scales": 0, "window": 0, "index": 0}
-        stores.append(write(results / "runs", number, rows=[entry], setting=0))
-    stores.append(write(results / "runs", 9, rows=[row(0, 0.1)], setting=1))
+        stores.append(write_made_run(results / "runs", number, rows=[entry], setting=0))
+    stores.append(write_made_run(results / "runs", 9, rows=[row(0, 0.1)], setting=1))
     sweep = Sweep.open(write_sweep(results, stores))
-    lines = table.lines(sweep.progress())
+    lines = table.sweep_job_lines(sweep.progress())
     assert [line["on the Pareto front"] for line in lines] == [True, True, False, True, None, None]
     assert lines[0]["KV MiB"] == pytest.approx(1000 / 2**20)
 
@@ -312,7 +312,7 @@ def test_the_command_needs_no_torch():
 def test_the_plots_of_a_sweep_are_pictures_too(tmp_path):
     pytest.importorskip("matplotlib")
     results = tmp_path / "results"
-    write_sweep(results, [write(results / "runs", 0, "fp16"), write(results / "runs", 1)])
+    write_sweep(results, [write_made_run(results / "runs", 0, "fp16"), write_made_run(results / "runs", 1)])
     assert main(["--sweep", "today", "--dir", "w"]) == 0
     pictures = {path.name.partition("_")[0] for path in (tmp_path / "w").rglob("media/images/plots/*.png")}
     assert {"score-bytes", "score-tpot", "bytes"} <= pictures

@@ -29,7 +29,7 @@ def test_keys_equal_the_authors_given_their_thresholds_and_codebook(sparse):
     assert thresholds.dtype == torch.float16
     outliers = nuq.key_outliers(x, thresholds) if SHARES[sparse] else None
     scale, offset = nuq.key_params(thresholds)
-    values = nuq.decode(nuq.encode(x, scale, offset, levels, outliers), scale, offset, levels)
+    values = nuq.decode_nuq(nuq.encode_nuq(x, scale, offset, levels, outliers), scale, offset, levels)
     if outliers is not None:
         assert torch.equal(outliers, mask_of("K_outlier_b4_s1", x.shape))
         values = torch.where(outliers, x, values)
@@ -41,7 +41,7 @@ def test_values_equal_the_authors_given_their_codebook(sparse):
     x, levels, share = tensor("v_test"), tensor(f"V_lut_b4_{sparse}"), SHARES[sparse]
     outliers = nuq.value_outliers(x, share) if share else None
     scale, offset = (p.unsqueeze(-1) for p in nuq.value_params(x, outliers, torch.float32))
-    values = nuq.decode(nuq.encode(x, scale, offset, levels, outliers), scale, offset, levels)
+    values = nuq.decode_nuq(nuq.encode_nuq(x, scale, offset, levels, outliers), scale, offset, levels)
     if outliers is not None:
         assert torch.equal(outliers, mask_of("V_outlier_b4_s1", x.shape))
         values = torch.where(outliers, x, values)
@@ -50,8 +50,8 @@ def test_values_equal_the_authors_given_their_codebook(sparse):
 
 def test_ties_go_to_the_first_level_in_the_codebook():
     x, one, zero = torch.tensor([[0.0, 0.25]]), torch.ones(1, 1), torch.zeros(1, 1)
-    assert nuq.encode(x, one, zero, torch.tensor([0.5, -0.5, 1.0, -1.0]), None).tolist() == [[0, 0]]
-    assert nuq.encode(x, one, zero, torch.tensor([-0.5, 0.5, 1.0, -1.0]), None).tolist() == [[0, 1]]
+    assert nuq.encode_nuq(x, one, zero, torch.tensor([0.5, -0.5, 1.0, -1.0]), None).tolist() == [[0, 0]]
+    assert nuq.encode_nuq(x, one, zero, torch.tensor([-0.5, 0.5, 1.0, -1.0]), None).tolist() == [[0, 1]]
 
 
 def test_a_range_of_zero_gives_the_offset():
@@ -59,13 +59,13 @@ def test_a_range_of_zero_gives_the_offset():
     thresholds = torch.tensor([[2.0, 3.0], [2.0, 1.0]]).half()
     scale, offset = nuq.key_params(thresholds)
     assert scale.tolist() == [0.0, 1.0]
-    assert nuq.decode(torch.tensor([[3, 3]]), scale, offset, levels).tolist() == [[2.0, 3.0]]
+    assert nuq.decode_nuq(torch.tensor([[3, 3]]), scale, offset, levels).tolist() == [[2.0, 3.0]]
     constant = torch.full((2, 32), 0.7)
     outliers = nuq.value_outliers(constant, 0.01)
     assert outliers.all()  # every element is its token's threshold: all stay exact
     scale, offset = nuq.value_params(constant, None, torch.float32)
-    values = nuq.decode(
-        nuq.encode(constant, scale[:, None], offset[:, None], levels, None), scale[:, None], offset[:, None], levels
+    values = nuq.decode_nuq(
+        nuq.encode_nuq(constant, scale[:, None], offset[:, None], levels, None), scale[:, None], offset[:, None], levels
     )
     assert torch.equal(values, constant)
 
@@ -126,10 +126,10 @@ def test_outliers_of_values_are_half_at_either_end_in_any_number_of_tokens(monke
 def test_an_outlier_has_the_code_of_the_offset():
     x, outliers = torch.tensor([[5.0, 7.0, -9.0]]), torch.tensor([[False, True, True]])
     levels = torch.tensor([-1.0, 0.1, 1.0, 0.5])
-    assert nuq.encode(x, torch.tensor(2.0), torch.tensor(6.0), levels, outliers).tolist() == [[0, 1, 1]]
-    codes = nuq.encode(x, torch.tensor(2.0), torch.tensor(6.0), levels, None)
+    assert nuq.encode_nuq(x, torch.tensor(2.0), torch.tensor(6.0), levels, outliers).tolist() == [[0, 1, 1]]
+    codes = nuq.encode_nuq(x, torch.tensor(2.0), torch.tensor(6.0), levels, None)
     assert codes.tolist() == [[0, 3, 0]] and codes.dtype == torch.uint8
-    assert nuq.decode(codes, torch.tensor(2.0), torch.tensor(6.0), levels).tolist() == [[4.0, 7.0, 4.0]]
+    assert nuq.decode_nuq(codes, torch.tensor(2.0), torch.tensor(6.0), levels).tolist() == [[4.0, 7.0, 4.0]]
 
 
 def test_values_beyond_what_fp16_holds_stay_finite():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvbench.errors import ConfigError
-from kvbench.quantizers.spec import PLANES, FormatSpec, QuantizerSpec, described, fitting, preset
+from kvbench.quantizers.spec import PLANES, FormatSpec, QuantizerSpec, describe_formats, fitting, preset_name
 
 KEY = FormatSpec(bits=4, group_size=32, axis="channel")
 VALUE = FormatSpec(bits=4, group_size=32, axis="token")
@@ -34,15 +34,15 @@ def test_a_group_is_the_largest_power_of_two_that_divides_the_head_and_8_is_the_
 
 
 def test_a_name_is_that_of_the_preset_and_what_differs_from_it() -> None:
-    assert preset("int2+key.group_size=64") == "int2" == preset("int2")
+    assert preset_name("int2+key.group_size=64") == "int2" == preset_name("int2")
     standard = {"key": {"bits": 2, "group_size": 32}, "value": {"bits": 2, "group_size": 32, "axis": "token"}}
     same = {"key": {"bits": 2, "group_size": 32, "kind": "affine"}, "value": dict(standard["value"])}
-    assert described("int2", same, standard) == "int2"  # the kind is the default
-    assert described("int2+key.bits=3", same, standard) == "int2"
+    assert describe_formats("int2", same, standard) == "int2"  # the kind is the default
+    assert describe_formats("int2+key.bits=3", same, standard) == "int2"
     changed = {"key": {"bits": 4, "group_size": 32, "kind": "hierarchical"}, "value": {**standard["value"], "bits": 8}}
-    assert described("int2", changed, standard) == "int2+key.bits=4,key.kind=hierarchical,value.bits=8"
-    assert described("int2+key.bits=4", changed, None) == "int2+key.bits=4"  # no such preset
-    assert described("int2", {"key": None}, {"value": {"bits": 2}}) == "int2+value.bits=None"
+    assert describe_formats("int2", changed, standard) == "int2+key.bits=4,key.kind=hierarchical,value.bits=8"
+    assert describe_formats("int2+key.bits=4", changed, None) == "int2+key.bits=4"  # no such preset
+    assert describe_formats("int2", {"key": None}, {"value": {"bits": 2}}) == "int2+value.bits=None"
 
 
 @pytest.mark.parametrize(

@@ -237,8 +237,8 @@ def test_measured_points_and_comparisons_are_entries_of_their_task_alone(monkeyp
 
         return folded
 
-    monkeypatch.setattr(aggregate, "points", of("points"))
-    monkeypatch.setattr(aggregate, "fold", of("fidelity"))
+    monkeypatch.setattr(aggregate, "summarize_points", of("points"))
+    monkeypatch.setattr(aggregate, "fold_fidelity_rows", of("fidelity"))
     base = {"length": None, "scores": {}, "scorer_version": 1}
     rows = [{**base, "id": str(k), "task": task} for k, task in enumerate(("points", "fidelity", "points"))]
     by_task = aggregate.scores(rows, {}, 4)

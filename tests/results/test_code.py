@@ -39,9 +39,9 @@ def test_parts_that_have_changed(stored: Any, changed: list[str]) -> None:
 
 
 def test_a_digest_leaves_out_the_scorer_and_the_order() -> None:
-    one = code.digest({"method": "m", "cache": "c", "scorer": "s"})
-    assert len(one) == 12 and one == code.digest({"cache": "c", "method": "m", "scorer": "t"})
-    assert one != code.digest({"method": "m", "cache": "d"}) and code.digest(None) == "unknown"
+    one = code.code_digest({"method": "m", "cache": "c", "scorer": "s"})
+    assert len(one) == 12 and one == code.code_digest({"cache": "c", "method": "m", "scorer": "t"})
+    assert one != code.code_digest({"method": "m", "cache": "d"}) and code.code_digest(None) == "unknown"
 
 
 def test_rows_are_counted_by_their_code() -> None:
@@ -53,7 +53,7 @@ def test_rows_are_counted_by_their_code() -> None:
         {"id": "e"},
     ]
     counts, parts = code.kinds(rows)
-    first, second = code.digest({"method": "m"}), code.digest({"method": "n"})
+    first, second = code.code_digest({"method": "m"}), code.code_digest({"method": "n"})
     assert counts == {first: 2, second: 1, "unknown": 2}
     assert parts == {first: {"method": "m"}, second: {"method": "n"}}
     assert code.older(counts, parts, {"method": "n", "scorer": "u"}) == {"samples": 4, "parts": ["method", "unknown"]}
@@ -73,8 +73,8 @@ def test_shared_parts_that_differ_from_fp16_are_named_once() -> None:
 
 
 def test_the_mark_of_a_run_in_tables() -> None:
-    assert (code.shown([]), code.shown(["unknown"])) == ("", "unknown code")
-    assert code.shown(["method", "unknown"]) == "older code: method, unknown"
+    assert (code.older_code_remark([]), code.older_code_remark(["unknown"])) == ("", "unknown code")
+    assert code.older_code_remark(["method", "unknown"]) == "older code: method, unknown"
 
 
 def test_a_row_without_digests_by_part_has_none() -> None:

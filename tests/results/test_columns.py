@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvbench.results import columns, record, tables
-from kvbench.results.columns import LIST, TABLE, RunLine, reach, score_cell, status
+from kvbench.results.columns import LIST, TABLE, RunLine, reach_text, score_cell, status
 from kvbench.results.point_columns import POINT_COLUMNS
 from kvbench.results.record_scores import Mean
 from kvbench.util.table import Cell
@@ -79,11 +79,11 @@ def full(**changes: Any) -> dict[str, Any]:
 
 
 def line(content: dict[str, Any], name: str = "a name") -> RunLine:
-    return RunLine(name, record.read(record.filled(content)))
+    return RunLine(name, record.read_metrics(record.fill_defaults(content)))
 
 
 def test_the_csv_has_every_figure_as_a_plain_number() -> None:
-    (row,) = csv.DictReader(io.StringIO(tables.to_csv([full()])))
+    (row,) = csv.DictReader(io.StringIO(tables.runs_csv([full()])))
     assert row == {
         "run": "kivi int2",
         "run_id": "0123456789-0123456789",
@@ -146,7 +146,7 @@ def test_the_csv_has_every_figure_as_a_plain_number() -> None:
 
 def test_the_cells_of_a_table() -> None:
     content = full()
-    header, (body,) = tables.grid([content])
+    header, (body,) = tables.table_grid([content])
     cells = dict(zip(header, body, strict=True))
     assert cells == {
         "": Cell("kivi int2"),
@@ -162,21 +162,21 @@ def test_the_cells_of_a_table() -> None:
         "round": Cell("12 ms + 8 ms + 0.5 ms + 0.1 ms", "expected TPOT 5.5 ms"),
     }
     content["scores"]["task1@2048"]["score"] = 0.5
-    header, (body,) = tables.grid([content])
+    header, (body,) = tables.table_grid([content])
     assert dict(zip(header, body, strict=True))["mean"] == Cell("0.625 ±.025", "Δ -0.125 ±.101")
-    assert "accepted" not in tables.grid([full(speculation=None)])[0]
-    assert "speed-up" not in tables.grid([full(speculation=None)])[0]
+    assert "accepted" not in tables.table_grid([full(speculation=None)])[0]
+    assert "speed-up" not in tables.table_grid([full(speculation=None)])[0]
 
 
 def listed(content: dict[str, Any], name: str) -> str:
     lines = [line(content)]
-    (column,) = [column for column in columns.columns(lines, LIST) if column.name == name]
+    (column,) = [column for column in columns.shown_columns(lines, LIST) if column.name == name]
     assert column.cell is not None
     return column.cell(lines[0]).main
 
 
 def test_the_list_of_runs_has_columns_of_its_own() -> None:
-    names = [column.name for column in columns.columns([line(full())], LIST)]
+    names = [column.name for column in columns.shown_columns([line(full())], LIST)]
     assert names == ["run", "method", "model", "data", "status", "samples", "score", "KV", "code"]
     content = full(code={"0123456789ab": 20})
     values = {name: listed(content, name) for name in names}
@@ -191,7 +191,7 @@ def test_the_list_of_runs_has_columns_of_its_own() -> None:
         "KV": "2 KiB",
         "code": "012345",
     }
-    assert [column.name for column in columns.columns([line(content)], LIST) if column.wraps] == [
+    assert [column.name for column in columns.shown_columns([line(content)], LIST) if column.wraps] == [
         "method",
         "model",
         "data",
@@ -251,7 +251,12 @@ def test_scores_errors_and_what_is_missing() -> None:
     assert score_cell(None) == score_cell(Mean(score=None)) == Cell("-")
     assert score_cell(Mean(score=1.0)) == Cell("1.000")
     assert score_cell(Mean(score=1.0, stderr=0.0, n=8)) == Cell("1.000 ±.324")  # eight of eight may be two thirds
-    assert (reach(None), reach(0.0123), reach(1.5), reach(0.03125, 4)) == ("", " ±.012", " ±1.500", " ±.0312")
+    assert (reach_text(None), reach_text(0.0123), reach_text(1.5), reach_text(0.03125, 4)) == (
+        "",
+        " ±.012",
+        " ±1.500",
+        " ±.0312",
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,17 +270,17 @@ def test_scores_errors_and_what_is_missing() -> None:
 )
 def test_the_peak_is_that_of_the_higher_phase(peak, cell) -> None:
     content = full(peak_bytes={**peak, "kind": None, "n": 1})
-    header, (body,) = tables.grid([content])
+    header, (body,) = tables.table_grid([content])
     assert body[header.index("peak")] == cell
 
 
 def test_drafts_of_which_nothing_is_known_are_a_dash() -> None:
     content = full()
     content["speculation"] |= {"acceptance_rate": None, "speedup": None}
-    header, (body,) = tables.grid([content])
+    header, (body,) = tables.table_grid([content])
     assert body[header.index("accepted")] == body[header.index("speed-up")] == Cell("-")
     content["tpot_s"]["p99"] = None
-    header, (body,) = tables.grid([content])
+    header, (body,) = tables.table_grid([content])
     assert body[header.index("TPOT")] == Cell("12 ms")
 
 

@@ -7,24 +7,24 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.page.made import run_id, write
+from experiments.page.made import run_id, write_made_run
 from kvbench.cli import report
 from kvbench.results import compare
 from kvbench.results.store import RunStore
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests.run_support import config
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     folder = tmp_path_factory.mktemp("runs")
-    ids = [run(config(folder, name))["run_id"] for name in ("fp16", "kivi")]
+    ids = [answer_run(config(folder, name))["run_id"] for name in ("fp16", "kivi")]
     return folder, ids[0], ids[1]
 
 
 def test_differences_are_the_paired_ones(pair: tuple[Path, str, str]) -> None:
     folder, a, b = pair
-    comparison = compare.compare(RunStore(folder, a), RunStore(folder, b))
+    comparison = compare.compare_runs(RunStore(folder, a), RunStore(folder, b))
     metrics = RunStore(folder, b).metrics()
     assert metrics is not None
     for key, entry in metrics["scores"].items():
@@ -36,7 +36,7 @@ def test_differences_are_the_paired_ones(pair: tuple[Path, str, str]) -> None:
             entry["vs_fp16"]["high"],
         )
     assert not comparison.notes
-    back = compare.compare(RunStore(folder, b), RunStore(folder, a))
+    back = compare.compare_runs(RunStore(folder, b), RunStore(folder, a))
     for key, entry in comparison.keys.items():
         assert back.keys[key]["diff"] == pytest.approx(-entry["diff"])
 
@@ -45,14 +45,14 @@ def test_changed_samples_and_notes(pair: tuple[Path, str, str]) -> None:
     folder, a, b = pair
     store = RunStore(folder, b)
     row = next(iter(store.samples().rows.values()))
-    before = len(compare.compare(RunStore(folder, a), store).changed)
+    before = len(compare.compare_runs(RunStore(folder, a), store).changed)
     store.append([{**row, "prediction": "x | y", "scores": {**row["scores"], "score": 9.0}}])
-    comparison = compare.compare(RunStore(folder, a), store)
+    comparison = compare.compare_runs(RunStore(folder, a), store)
     assert len(comparison.changed) >= max(1, before)
     assert comparison.changed[0]["id"] == row["id"]
-    assert "x \\| y" in compare.markdown(comparison)
-    other = run(config(folder, "kivi", dataset={"limit": 2, "seed": 3}))["run_id"]
-    assert any("not only in the method" in note for note in compare.compare(store, RunStore(folder, other)).notes)
+    assert "x \\| y" in compare.comparison_markdown(comparison)
+    other = answer_run(config(folder, "kivi", dataset={"limit": 2, "seed": 3}))["run_id"]
+    assert any("not only in the method" in note for note in compare.compare_runs(store, RunStore(folder, other)).notes)
 
 
 def test_the_command(pair: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,8 +67,8 @@ def test_the_command(pair: tuple[Path, str, str], capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("group", ["model", "dataset"])
 @pytest.mark.parametrize("value", [[1], "mini", None])
 def test_a_damaged_config_does_not_end_the_comparison(tmp_path: Path, group: str, value: object) -> None:
-    write(tmp_path, 1)
-    store = write(tmp_path, 2)
+    write_made_run(tmp_path, 1)
+    store = write_made_run(tmp_path, 2)
     config_path = store.path / "config.yaml"
     config_path.write_text(yaml.safe_dump({**(store.config() or {}), group: value}))
     assert report.main(["--results", str(tmp_path), "--compare", run_id(1), run_id(2)]) == 0

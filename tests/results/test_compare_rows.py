@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvbench.results import compare
-from kvbench.results.compare import Comparison, markdown, screen, to_csv
+from kvbench.results.compare import Comparison, comparison_csv, comparison_markdown, comparison_screen
 from kvbench.results.store import RunStore
 from kvbench.util import table
 from tests.run_support import config
@@ -56,7 +56,7 @@ def pair(tmp_path: Path) -> tuple[RunStore, RunStore]:
 
 
 def test_differences_are_b_minus_a_over_the_samples_of_both(pair) -> None:
-    comparison = compare.compare(*pair)
+    comparison = compare.compare_runs(*pair)
     entry = comparison.keys["t"]
     assert (entry["a"], entry["n"]) == (pytest.approx(2.5 / 3), 3)
     assert entry["b"] == pytest.approx(1.25 / 3) and entry["diff"] == pytest.approx(-1.25 / 3)
@@ -69,7 +69,7 @@ def test_differences_are_b_minus_a_over_the_samples_of_both(pair) -> None:
 
 
 def test_changed_samples_come_with_the_largest_difference_first(pair) -> None:
-    comparison = compare.compare(*pair)
+    comparison = compare.compare_runs(*pair)
     assert [(one["id"], one["a"], one["b"]) for one in comparison.changed] == [("t/1", 1.0, 0.0), ("t/0", 1.0, 0.75)]
     assert (comparison.changed[0]["said_a"], comparison.changed[0]["said_b"]) == ("x", "z")
     assert comparison.reworded == 1
@@ -80,7 +80,7 @@ def test_changed_samples_come_with_the_largest_difference_first(pair) -> None:
 def test_a_score_that_only_one_run_has_is_a_change_from_nothing(tmp_path) -> None:
     a = stored(tmp_path, "a", [row("t/0", None), row("t/1", 0.5), row("t/2", 1.0)])
     b = stored(tmp_path, "b", [row("t/0", 0.75), row("t/1", 0.0), row("t/2", 0.5)])
-    changed = compare.compare(a, b).changed
+    changed = compare.compare_runs(a, b).changed
     assert [(one["id"], one["a"], one["b"]) for one in changed] == [
         ("t/0", None, 0.75),
         ("t/1", 0.5, 0.0),
@@ -90,13 +90,13 @@ def test_a_score_that_only_one_run_has_is_a_change_from_nothing(tmp_path) -> Non
 
 def test_reasons_for_caution(tmp_path) -> None:
     a = stored(tmp_path, "a", [row("t/0", 1.0)])
-    assert compare.compare(a, stored(tmp_path, "b", [row("t/0", 1.0)])).notes == []
+    assert compare.compare_runs(a, stored(tmp_path, "b", [row("t/0", 1.0)])).notes == []
     other = stored(tmp_path, "c", [row("t/0", 1.0, version=2)], "9876543210")
     more = stored(tmp_path, "d", [row("t/0", 1.0), row("t/1", 1.0)])
     for pair in ((a, more), (more, a)):
-        (note,) = compare.compare(*pair).notes
+        (note,) = compare.compare_runs(*pair).notes
         assert note.endswith("; the 1 that both have are compared")
-    notes = compare.compare(a, other).notes
+    notes = compare.compare_runs(a, other).notes
     assert len(notes) == 2
     assert notes[0] == "the runs differ not only in the method, but also in the model, data, decoding or seed"
     assert notes[1].startswith("they were scored by different versions of the scorer")
@@ -110,14 +110,14 @@ def test_data_and_code_of_the_runs_are_compared(tmp_path, monkeypatch) -> None:
     }
     monkeypatch.setattr(RunStore, "metrics", lambda self: contents[self.run_id])
     monkeypatch.setattr(compare, "labels", lambda runs, beside: [run["label"] for run in runs])
-    comparison = compare.compare(a, b)
+    comparison = compare.compare_runs(a, b)
     assert comparison.notes == [
         "their data differ, so the same sample id may belong to different questions",
         "the samples of A were made by 2 versions of the code",
     ]
     assert comparison.names == (f"{a.run_id}  fp16, toy, toy", f"{b.run_id}  kivi int2, toy, toy")
     contents[b.run_id]["data"] = None
-    assert len(compare.compare(a, b).notes) == 1
+    assert len(compare.compare_runs(a, b).notes) == 1
 
 
 def comparison(changed: int = 1, notes: tuple[str, ...] = ("a note",)) -> Comparison:
@@ -141,7 +141,7 @@ def comparison(changed: int = 1, notes: tuple[str, ...] = ("a note",)) -> Compar
 
 
 def test_the_csv_of_a_comparison() -> None:
-    assert to_csv(comparison()).splitlines() == [
+    assert comparison_csv(comparison()).splitlines() == [
         "key,a,b,diff,stderr,n,nll_diff,nll_stderr",
         "t@64,1.0,0.5,-0.5,0.125,3,0.25,0.03125",
         "u,,,,,0,,",
@@ -150,7 +150,7 @@ def test_the_csv_of_a_comparison() -> None:
 
 
 def test_the_markdown_of_a_comparison() -> None:
-    assert markdown(comparison()).splitlines() == [
+    assert comparison_markdown(comparison()).splitlines() == [
         "A: first, B: second",
         "",
         "| | A | B | B - A | answer NLL | n |",
@@ -165,13 +165,13 @@ def test_the_markdown_of_a_comparison() -> None:
         "",
         "note: a note",
     ]
-    bare = markdown(comparison(0, ()))
+    bare = comparison_markdown(comparison(0, ()))
     assert "sample" not in bare and bare.endswith("| 1 |\n")
-    assert markdown(comparison(25)).count("| t/") == 20
+    assert comparison_markdown(comparison(25)).count("| t/") == 20
 
 
 def test_the_screen_of_a_comparison() -> None:
-    text = table.text(screen(comparison(25)), width=120, color=False)
+    text = table.render_text(comparison_screen(comparison(25)), width=120, color=False)
     assert text.splitlines()[:2] == ["A first", "B second"]
     for wanted in ("B - A", "answer NLL", "-0.500 ±0.538", "+0.2500 ±0.1345", "note: a note"):
         assert wanted in text

@@ -13,12 +13,11 @@ from kvbench.metrics import fidelity as metrics
 from kvbench.results import fidelity
 from kvbench.results.aggregate import scores
 from kvbench.results.columns import RunLine, of_scores, score_cell
-from kvbench.results.compare import Comparison, markdown, to_csv
+from kvbench.results.compare import Comparison, comparison_csv, comparison_markdown
 from kvbench.results.record_fidelity import Fidelity
 from kvbench.results.record_scores import Score
 from kvbench.results.tables import answer_lines
-from kvbench.results.typed import plain
-from kvbench.results.typed import read as typed
+from kvbench.results.typed import plain_tree, read_typed
 
 
 def row(number: int, factor: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -52,7 +51,7 @@ def row(number: int, factor: float = 1.0, **more: Any) -> dict[str, Any]:
 def test_rows_are_folded_into_means_tails_growth_and_bins() -> None:
     rows = [row(number) for number in (2, 0, 1)]
     entry = scores(rows)["t@96"]
-    computed = typed(Fidelity, entry["fidelity"], strict=True)
+    computed = read_typed(Fidelity, entry["fidelity"], strict=True)
     values = np.concatenate([r["fidelity"]["kld"] for r in rows])
     assert computed.kld.mean == pytest.approx(values.mean()) and computed.kld.max == 22 and computed.kld.min == 1
     assert computed.kld.p99_9 == pytest.approx(np.percentile(values, 99.9))
@@ -69,20 +68,20 @@ def test_rows_are_folded_into_means_tails_growth_and_bins() -> None:
         (1, 1, 3), (2, 3, 6), (4, 7, 12), (8, 15, 24), (16, 31, 15)
     ]  # fmt: skip
     assert computed.bins[0].same_top == 0.0 and computed.bins[1].same_top == 1.0 and computed.left is None
-    assert entry["score"] is None and plain(computed)["nll"] == 1.5
+    assert entry["score"] is None and plain_tree(computed)["nll"] == 1.5
 
 
 def test_the_point_of_departure_is_censored_and_layers_are_averaged() -> None:
     left = [{"at": 3, "compared": 10, "gap": 0.5}, {"at": None, "compared": 12, "gap": None}]
     layers = [{"own": [0.1, 0.4], "total": [0.1, 0.6]}, {"own": [0.3, 0.2], "total": [0.3, 0.6]}]
     rows = [row(k, left=part, layers=layer) for k, (part, layer) in enumerate(zip(left, layers, strict=True))]
-    computed = fidelity.fold(rows)
+    computed = fidelity.fold_fidelity_rows(rows)
     assert computed is not None
     assert computed["left"] == {"n": 2, "never": 0.5, "median": None, "compared": 11.0, "gap": 0.5}
     assert computed["layers"]["own"] == pytest.approx([0.2, 0.3]) and computed["layers"]["worst"] == 1
     assert fidelity.departure(left[:1]) == {"n": 1, "never": 0.0, "median": 3.0, "compared": 10.0, "gap": 0.5}
-    assert fidelity.fold([{**row(0), "fidelity": None}]) is None
-    alone = fidelity.fold(rows[:1])
+    assert fidelity.fold_fidelity_rows([{**row(0), "fidelity": None}]) is None
+    alone = fidelity.fold_fidelity_rows(rows[:1])
     assert alone is not None and "low" not in alone["kld"] and alone["growth"] is None
 
 
@@ -92,15 +91,15 @@ def test_a_pair_of_runs_is_drawn_alike() -> None:
     b = [row(number, other_top=[1]) for number in range(7, -1, -1)]
     for part in b:
         part["fidelity"]["kld"] = [x + 0.25 for x in part["fidelity"]["kld"]]
-    computed = fidelity.pair(a, b)
+    computed = fidelity.pair_fidelity(a, b)
     assert computed is not None
     for name in ("kld_mean", "kld_p99_9"):
         assert computed[name]["diff"] == pytest.approx(0.25) and computed[name]["n"] == 8
         assert computed[name]["low"] == pytest.approx(0.25) and computed[name]["high"] == pytest.approx(0.25)
     assert computed["same_top"]["diff"] == pytest.approx(0.05)
-    same = fidelity.pair(a, a)
+    same = fidelity.pair_fidelity(a, a)
     assert same is not None and all(entry["low"] == entry["high"] == entry["diff"] == 0 for entry in same.values())
-    assert fidelity.pair(a, [row(99)]) is None
+    assert fidelity.pair_fidelity(a, [row(99)]) is None
 
 
 def test_percentiles_of_draws_are_numpys() -> None:
@@ -141,18 +140,18 @@ def test_flips_and_departures_of_free_answers() -> None:
         0,
         [],
         {"q": {"flips": computed, "left": left}},
-        {"q": fidelity.pair([row(0), row(1)], [row(0, 2.0), row(1, 2.0)]) or {}},
+        {"q": fidelity.pair_fidelity([row(0), row(1)], [row(0, 2.0), row(1, 2.0)]) or {}},
     )
-    shown = markdown(comparison)
+    shown = comparison_markdown(comparison)
     assert "| q | 50.0 % | 1 | 1 | 1 | > 1.5 | 50 % | 4 |" in shown
     assert "| q KL mean, nats | 11 | 21.5 | +10.5 | +10.5 to +10.5 | 2 |" in shown
-    (line,) = csv.DictReader(io.StringIO(to_csv(comparison)))
+    (line,) = csv.DictReader(io.StringIO(comparison_csv(comparison)))
     assert (line["flips"], line["lost"], line["mcnemar_p"], line["never_left"]) == ("0.5", "1", "1.0", "0.5")
     assert float(line["kld_mean_diff"]) == pytest.approx(10.5)
 
 
 def test_tables_of_runs_show_the_tail_and_the_csv_all_figures() -> None:
-    entry = typed(Score, scores([row(0), row(1)])["t@96"])
+    entry = read_typed(Score, scores([row(0), row(1)])["t@96"])
     cell = score_cell(entry)
     assert cell.main == "KL 11 nats, 99.9 % 21" and cell.detail == "same top 90.00 %"
     run: Any = type("Run", (), {"scores": {"t@96": entry, "other": Score(score=0.5)}})()

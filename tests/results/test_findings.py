@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvbench.results.findings import effect, findings, memory
+from kvbench.results.findings import effect, findings, memory_finding
 
 
 def run(name, diff, stderr, ratio=4.29, n=40, status="ok"):
@@ -85,9 +85,9 @@ def test_a_difference_of_nothing_without_an_interval_is_no_difference():
 
 
 def test_memory_is_told_from_both_sides_of_fp16():
-    assert memory({"kv_bytes": {"ratio": 1.0}}) == " at 1.0x less memory for keys and values"
-    assert memory({"kv_bytes": {"ratio": 0.8}}) == " at 1.2x more memory"
-    assert memory({"kv_bytes": {"ratio": None}}) == ""
+    assert memory_finding({"kv_bytes": {"ratio": 1.0}}) == " at 1.0x less memory for keys and values"
+    assert memory_finding({"kv_bytes": {"ratio": 0.8}}) == " at 1.2x more memory"
+    assert memory_finding({"kv_bytes": {"ratio": None}}) == ""
 
 
 def test_a_table_of_many_runs_has_no_findings():

@@ -22,7 +22,7 @@ from kvbench.results.identity import (
     short_name,
 )
 from kvbench.util import fingerprint as fingerprint_module
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 from kvbench.util.fingerprint import fingerprint
 from tests.run_support import config
 
@@ -160,8 +160,8 @@ def test_digests_of_large_files_are_kept_and_follow_every_change(cached, monkeyp
     file = folder / "model.safetensors"
     os.utime(file, ns=(10**18, 10**18))
     read = []
-    whole = fingerprint_module._whole
-    monkeypatch.setattr(fingerprint_module, "_whole", lambda path: read.append(path) or whole(path))
+    whole = fingerprint_module._file_digest
+    monkeypatch.setattr(fingerprint_module, "_file_digest", lambda path: read.append(path) or whole(path))
     first = fingerprint(folder)
     assert fingerprint(folder) == first
     assert read == [file]
@@ -179,8 +179,8 @@ def test_digests_of_large_files_are_kept_and_follow_every_change(cached, monkeyp
 def test_a_file_that_was_just_written_is_read_again(cached, monkeypatch):
     folder = checkpoint(cached / "m")
     read = []
-    whole = fingerprint_module._whole
-    monkeypatch.setattr(fingerprint_module, "_whole", lambda path: read.append(path) or whole(path))
+    whole = fingerprint_module._file_digest
+    monkeypatch.setattr(fingerprint_module, "_file_digest", lambda path: read.append(path) or whole(path))
     assert fingerprint(folder) == fingerprint(folder)
     assert len(read) == 2
 
@@ -196,7 +196,9 @@ def test_a_place_that_cannot_be_used_costs_time_alone(cached, monkeypatch, damag
     if damage == "folder":
         monkeypatch.setenv("KVBENCH_CACHE", str(folder / "model.safetensors"))
         assert fingerprint(folder) == expected
-        monkeypatch.setattr(fingerprint_module, "_whole", lambda path: pytest.fail("read again in the same process"))
+        monkeypatch.setattr(
+            fingerprint_module, "_file_digest", lambda path: pytest.fail("read again in the same process")
+        )
     else:
         content = json.loads(path.read_text())
         path.write_text({"text": "{", "list": "[]", "values": json.dumps(dict.fromkeys(content, 3))}[damage])
@@ -233,7 +235,7 @@ def test_the_name_of_a_preset_is_the_label_and_makes_no_other_run():
 
 @pytest.mark.parametrize("name", ["engine", "kvarn", "turboquant", "oscar", "kivi"])
 def test_a_rotation_that_a_method_has_by_default_is_not_named(name):
-    defaults = yaml.safe_load(options("method")[name].read_text())
+    defaults = yaml.safe_load(group_options("method")[name].read_text())
     assert "rotation" not in short_name({"method": defaults})
     assert "rotation" not in short_name({"method": {**defaults, "rotation": vars(load_method(name).rotation)}})
     assert short_name({"method": {**defaults, "rotation": {"key": "octave"}}}).split()[-1].startswith("rotation=octave")

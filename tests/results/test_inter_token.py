@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvbench.results import tables
-from kvbench.results.inter_token import Line, break_even, described, fit, lines, record
+from kvbench.results.inter_token import Line, break_even, describe_fits, fit, fit_lines, fit_record
 from kvbench.results.notes import notes
 
 
@@ -46,23 +46,23 @@ def test_lines_of_a_run_are_by_batch_and_say_where_it_passes_fp16():
         return 6.58e-3 + 2.37e-8 * (prompt + 64), 6.44e-3 + 4.37e-8 * (prompt + 64)
 
     run = metrics({prompt: seconds(prompt) for prompt in (1024, 8192, 32768)})
-    ((batch, figures),) = lines(run).items()
+    ((batch, figures),) = fit_lines(run).items()
     assert batch == 1 and figures["lengths"] == 3
     assert figures["slope_s"] == pytest.approx(2.37e-8) and figures["fp16_intercept_s"] == pytest.approx(6.44e-3)
     assert figures["break_even"] == pytest.approx(7000)
     line = {key: figures[key] for key in ("slope_s", "intercept_s", "lengths")}
-    assert record(run) == {"1": line}  # fp16's line is no part of the record: its run may come later
-    (text,) = described(run)
+    assert fit_record(run) == {"1": line}  # fp16's line is no part of the record: its run may come later
+    (text,) = describe_fits(run)
     assert "6.58 ms + 23.7 ns per token" in text and text.endswith("faster than fp16 beyond 7,000 tokens")
     assert f"kivi int4: {text}" in notes([run])
 
 
 def test_without_fp16_or_a_second_length_there_is_less_to_say():
     alone = metrics({1024: (1e-3, None), 2048: (2e-3, None)}, new_tokens=None)
-    assert "break_even" not in lines(alone)[1] and "fp16" not in described(alone)[0]
-    assert lines(metrics({1024: (1e-3, 1e-3)})) == record(metrics({1024: (1e-3, 1e-3)})) == {}
+    assert "break_even" not in fit_lines(alone)[1] and "fp16" not in describe_fits(alone)[0]
+    assert fit_lines(metrics({1024: (1e-3, 1e-3)})) == fit_record(metrics({1024: (1e-3, 1e-3)})) == {}
     slower = metrics({1024: (2e-3, 1e-3), 2048: (4e-3, 1.5e-3)})
-    assert described(slower)[0].endswith("faster than fp16 at no length")
+    assert describe_fits(slower)[0].endswith("faster than fp16 at no length")
 
 
 def written(slope: float, fp16_slope: float, fp16_s: float = 1e-3) -> dict[str, Any]:
@@ -86,10 +86,10 @@ def test_the_break_even_is_a_column_and_a_number_of_the_csv(
     fp16_slope: float, fp16_s: float, cell: str, plain: float | None
 ) -> None:
     run = written(2e-6, fp16_slope, fp16_s)
-    header, body = tables.grid([run])
+    header, body = tables.table_grid([run])
     assert {line[header.index("break-even")].main for line in body} == {cell}
     assert {line[header.index("slope")].main for line in body} == {"2 µs"}
-    rows = list(csv.DictReader(io.StringIO(tables.to_csv([run]))))
+    rows = list(csv.DictReader(io.StringIO(tables.runs_csv([run]))))
     assert [float(row["itl_slope_s"]) for row in rows] == pytest.approx([2e-6, 2e-6])
     assert [row["itl_lengths"] for row in rows] == ["2", "2"]
     assert [float(row["break_even_tokens"] or "nan") for row in rows] == pytest.approx(
@@ -100,5 +100,5 @@ def test_the_break_even_is_a_column_and_a_number_of_the_csv(
 def test_one_length_has_neither_column_in_the_table() -> None:
     run = written(2e-6, 3e-6)
     del run["scores"]["efficiency@128"]
-    header, _ = tables.grid([run])
+    header, _ = tables.table_grid([run])
     assert "slope" not in header and "break-even" not in header and "read" in header

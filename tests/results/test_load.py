@@ -68,7 +68,7 @@ def test_jobs_that_run_side_by_side_are_named_as_what_is_busy(monkeypatch: pytes
 
 def test_nothing_known_nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert busyness(None) is busyness({}) is None
-    monkeypatch.setattr(load, "_text", lambda path: "")
+    monkeypatch.setattr(load, "_text_or_empty", lambda path: "")
     monkeypatch.setattr(os, "getloadavg", lambda: (_ for _ in ()).throw(OSError()))
     computed = Moment()
     assert computed.average is computed.busy is computed.held_back is computed.mhz is None
@@ -80,7 +80,7 @@ def test_counters_are_read_as_the_kernel_writes_them(monkeypatch: pytest.MonkeyP
         "/sys/fs/cgroup/cpu.stat": "usage_usec 5\nnr_throttled 3\nthrottled_usec 2500000\n",
         "/proc/cpuinfo": "cpu MHz\t\t: 2000.0\ncpu MHz\t\t: 3000.0\ncpu MHz : ?\n",
     }
-    monkeypatch.setattr(load, "_text", lambda path: files.get(str(path), ""))
+    monkeypatch.setattr(load, "_text_or_empty", lambda path: files.get(str(path), ""))
     computed = Moment()
     assert computed.busy == (100 + 20 + 30 + 6 + 7 + 8) / os.sysconf("SC_CLK_TCK")
     assert computed.held_back == 2.5
@@ -90,7 +90,9 @@ def test_counters_are_read_as_the_kernel_writes_them(monkeypatch: pytest.MonkeyP
 def test_processor_time_is_the_users_and_the_systems_without_the_childrens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each process that there is; names may have spaces and parentheses."""
     line = "7 (a) b) S 1 1 1 0 -1 4194560 100 200 300 400 30 12 5000 6000 20 0 1 0 99\n"
-    monkeypatch.setattr(load, "_text", lambda path: line if str(path) in ("/proc/7/stat", "/proc/8/stat") else "")
+    monkeypatch.setattr(
+        load, "_text_or_empty", lambda path: line if str(path) in ("/proc/7/stat", "/proc/8/stat") else ""
+    )
     assert load.cpu_seconds([7, 9, 8]) == 2 * 42 / os.sysconf("SC_CLK_TCK")
     assert load.cpu_seconds([9]) == 0.0 == load.cpu_seconds([])
 

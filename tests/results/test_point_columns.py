@@ -72,11 +72,11 @@ def of_points(batches: dict[str, Any], key: str = "efficiency@64") -> dict[str, 
     sums = {"max_batch": 1, "oom_batch": None, "best_batch": 1, "tokens_per_s": 1.0, "batches": batches}
     scores = {key: {"score": None, "n": 0, "points": sums}}
     mean = {"score": None, "stderr": None, "n": 0, "vs_fp16": None}
-    return record.filled({**run("kivi int2"), "scores": scores, "mean": mean})
+    return record.fill_defaults({**run("kivi int2"), "scores": scores, "mean": mean})
 
 
 def test_the_csv_has_every_figure_of_a_point() -> None:
-    first, second = csv.DictReader(io.StringIO(tables.to_csv([of_points({"2": POINT, "4": OOM})])))
+    first, second = csv.DictReader(io.StringIO(tables.runs_csv([of_points({"2": POINT, "4": OOM})])))
     assert first == {
         "run": "kivi int2",
         "run_id": "0123456789-0123456789",
@@ -153,7 +153,7 @@ def test_the_csv_has_every_figure_of_a_point() -> None:
 
 
 def test_the_cells_of_points() -> None:
-    header, (first, second) = tables.grid([of_points({"2": POINT, "4": OOM})])
+    header, (first, second) = tables.table_grid([of_points({"2": POINT, "4": OOM})])
     assert dict(zip(header, first, strict=True)) == {
         "": Cell("kivi int2"),
         "prompt": Cell("64"),
@@ -178,22 +178,22 @@ def test_the_cells_of_points() -> None:
 def test_figures_that_a_point_lacks_are_left_out_of_its_cells() -> None:
     bare = {**POINT, "search_s": 0.0, "vs_fp16": None, "read_share": None, "kv_ratio": None, "over_used": None}
     bare |= {"itl_s": {"p90": 0.041}}
-    header, (body,) = tables.grid([of_points({"2": bare})])
+    header, (body,) = tables.table_grid([of_points({"2": bare})])
     cells = dict(zip(header, body, strict=True))
     assert cells["TTFT"] == Cell("500 ms", "roof 250 ms") and cells["p90"] == Cell("41 ms")
     assert cells["read"] == Cell("2 KiB") and cells["tokens/s"] == Cell("123.5") and cells["KV"] == Cell("3 KiB")
     assert cells["peak"] == Cell("4 MiB")
-    header, (body,) = tables.grid([of_points({"2": {**bare, "predicted": None, "itl_s": None}})])
+    header, (body,) = tables.table_grid([of_points({"2": {**bare, "predicted": None, "itl_s": None}})])
     cells = dict(zip(header, body, strict=True))
     assert cells["TTFT"] == Cell("500 ms") and cells["TPOT"] == Cell("20 ms") and cells["p90"] == Cell("-")
-    unknown = tables.grid([of_points({"2": {**OOM, "bytes_asked": None}})])[1][0]
+    unknown = tables.table_grid([of_points({"2": {**OOM, "bytes_asked": None}})])[1][0]
     assert unknown[header.index("TTFT")] == Cell("oom")
 
 
 def test_a_run_without_points_has_a_line_among_those_that_have_some_and_none_in_the_csv() -> None:
-    failed = record.filled({**run("atom"), "scores": {}, "status": "error", "run_id": "a" * 10 + "-" + "b" * 10})
+    failed = record.fill_defaults({**run("atom"), "scores": {}, "status": "error", "run_id": "a" * 10 + "-" + "b" * 10})
     runs = [of_points({"2": POINT, "4": POINT}), failed]
-    header, body = tables.grid(runs)
+    header, body = tables.table_grid(runs)
     assert [cells[0] for cells in body] == [Cell("kivi int2"), Cell(""), Cell("atom", "error")]
     assert all(cell == Cell("-") for name, cell in zip(header, body[2], strict=True) if name)
-    assert [row["run"] for row in csv.DictReader(io.StringIO(tables.to_csv(runs)))] == ["kivi int2"] * 2
+    assert [row["run"] for row in csv.DictReader(io.StringIO(tables.runs_csv(runs)))] == ["kivi int2"] * 2

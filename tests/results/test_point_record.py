@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvbench.errors import DataError
-from kvbench.results.point_record import Point, bench_points, circumstances, from_record
+from kvbench.results.point_record import MeasuredPoint, bench_points, circumstances, from_record
 
 ABOUT: dict[str, Any] = {"model": "m", "device": "d", "setting": "s", "limit_gb": 8.0, "how": "bfloat16"}
 CONDITIONS = {"prompt": 512, "batch": 4, "new_tokens": 32}
@@ -29,7 +29,7 @@ RECORD: dict[str, Any] = {
     "read_bytes": 700,
     "read_share": 0.6,
 }
-WHOLE = Point(
+WHOLE = MeasuredPoint(
     model="m",
     device="d",
     setting="s",
@@ -78,7 +78,7 @@ def test_keys_of_the_first_version_are_read() -> None:
 
 def test_a_point_that_ran_out_of_memory_has_its_conditions_alone() -> None:
     point = from_record({**RECORD, "status": "oom"}, **ABOUT)
-    conditions = Point("m", "d", "s", 512, 4, 32, 8.0, "oom", how="bfloat16")
+    conditions = MeasuredPoint("m", "d", "s", 512, 4, 32, 8.0, "oom", how="bfloat16")
     assert point == conditions and point.tpot_s is None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.results.points import headline, points
+from kvbench.results.points import headline, summarize_points
 
 
 def row(batch: int, rate: float | None, status: str = "ok", length: int = 512) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def test_the_largest_batch_is_compared_where_memory_ended_in_both() -> None:
     mine = [row(1, 10.0), row(2, 30.0), row(8, 25.0), row(16, None, "oom"), row(32, None, "oom")]
     ended = [row(1, 10.0), row(2, 15.0), row(4, None, "oom")]
-    computed = points(mine, by_id(ended))
+    computed = summarize_points(mine, by_id(ended))
     assert computed is not None
     assert (computed["max_batch"], computed["oom_batch"], computed["best_batch"], computed["tokens_per_s"]) == (
         8,
@@ -43,7 +43,7 @@ def test_the_largest_batch_is_compared_where_memory_ended_in_both() -> None:
     }
     assert computed["batches"]["8"]["kv_ratio"] == 4.0 and "vs_fp16" not in computed["batches"]["8"]
     for one, other in ((mine, ended[:2]), (mine[:3], ended), (mine[:3], ended[:2])):
-        computed = points(one, by_id(other))
+        computed = summarize_points(one, by_id(other))
         assert (
             computed is not None and computed["max_batch_vs_fp16"] is None and computed["tokens_per_s_vs_fp16"] == 2.0
         )
@@ -52,20 +52,20 @@ def test_the_largest_batch_is_compared_where_memory_ended_in_both() -> None:
 def test_other_lengths_and_no_fp16_are_nothing_to_compare_with() -> None:
     mine = [row(1, 10.0), row(2, None, "oom")]
     for other in (None, {}, by_id([row(1, 5.0, length=1024), row(2, None, "oom", length=1024)])):
-        computed = points(mine, other)
+        computed = summarize_points(mine, other)
         assert computed is not None and computed["max_batch_vs_fp16"] is computed["tokens_per_s_vs_fp16"] is None
-    none_fitted = points([row(1, None, "oom")])
+    none_fitted = summarize_points([row(1, None, "oom")])
     assert none_fitted is not None and none_fitted["max_batch"] is None and none_fitted["oom_batch"] == 1
-    assert points([{"id": "a", "measured": {}}]) is None
+    assert summarize_points([{"id": "a", "measured": {}}]) is None
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_point_gives_the_times_of_the_run_and_several_the_best_rate(count: int) -> None:
-    computed = points([row(1, 10.0), row(2, 30.0)][:count])
+    computed = summarize_points([row(1, 10.0), row(2, 30.0)][:count])
     top = headline({"e@512": {"points": computed}})
     assert top["tokens_per_s"] == (10.0, 30.0)[count - 1]
     assert ("ttft_s" in top) == (count == 1)
-    assert headline({"e@512": {"points": points([row(1, None, "oom")])}}) == {}
+    assert headline({"e@512": {"points": summarize_points([row(1, None, "oom")])}}) == {}
 
 
 def test_every_figure_of_a_point_is_kept_but_those_that_become_others() -> None:
@@ -89,7 +89,7 @@ def test_every_figure_of_a_point_is_kept_but_those_that_become_others() -> None:
     point = whole["measured"]["point"]
     point |= {name: point.get(name, name) for name in names} | {"prompt": 1, "prefill_path": "eager"}
     point |= {"weights": 2, "nominal_bits": {"key": 4.0, "value": 2.0}}
-    computed = points([whole])
+    computed = summarize_points([whole])
     assert computed is not None
     (figures,) = computed["batches"].values()
     assert {name: figures.pop(name) for name in names} == {name: point[name] for name in names}

@@ -15,7 +15,7 @@ from kvbench.cli import report
 from kvbench.results import columns, point_columns, record, tables, typed
 from kvbench.results.columns import LIST, TABLE, Column
 from kvbench.results.store import RunStore
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from kvbench.util.table import Cell
 from tests.run_files import on_disk, store_of
 from tests.run_support import config
@@ -29,20 +29,20 @@ NAMES = [path.stem for path in FIXTURES]
 
 def test_the_schema_is_the_one_that_the_record_writes():
     assert record.SCHEMA.read_text(encoding="utf-8") == record.schema_text(), "python -m kvbench.results.record"
-    jsonschema.Draft202012Validator.check_schema(record.schema())
+    jsonschema.Draft202012Validator.check_schema(record.metrics_schema())
 
 
 def test_a_run_is_what_the_schema_says_and_reading_loses_nothing(tmp_path):
     for name in ("fp16", "kivi"):
-        metrics = on_disk(run(config(tmp_path, name, dataset={"limit": 2})))
+        metrics = on_disk(answer_run(config(tmp_path, name, dataset={"limit": 2})))
         assert metrics["schema_version"] == record.SCHEMA_VERSION
-        assert typed.plain(record.read(metrics)) == metrics
-        jsonschema.validate(record.checked(record.filled(metrics)), record.schema())
+        assert typed.plain_tree(record.read_metrics(metrics)) == metrics
+        jsonschema.validate(record.checked(record.fill_defaults(metrics)), record.metrics_schema())
 
 
 @pytest.mark.parametrize("content", OLDER, ids=NAMES)
 def test_every_version_is_read_and_shown(tmp_path, content, capsys):
-    metrics = record.filled(content)
+    metrics = record.fill_defaults(content)
     assert set(metrics) == {field.name for field in record.Metrics.__dataclass_fields__.values()}
     assert metrics["scores"].keys() == content["scores"].keys()
     assert metrics["mean"]["score"] == content["mean"]["score"] and metrics["status"] == content["status"]
@@ -57,7 +57,7 @@ def test_every_version_is_read_and_shown(tmp_path, content, capsys):
         shown = capsys.readouterr().out
         assert content["label"].split()[0] in shown
     rewritten = record.checked({**metrics, "schema_version": record.SCHEMA_VERSION})
-    jsonschema.validate(rewritten, record.schema())
+    jsonschema.validate(rewritten, record.metrics_schema())
 
 
 def test_the_fixtures_cover_all_that_a_run_may_hold():
@@ -90,13 +90,15 @@ def test_a_new_column_is_one_entry_and_older_runs_are_shown(tmp_path, monkeypatc
             store.start(config(tmp_path))
             (store.path / "metrics.json").write_text(json.dumps(content))
     known = str(runs[1]["samples"]["prompt_tokens"]["max"])
-    rows = list(csv.DictReader(io.StringIO(tables.to_csv(runs))))
+    rows = list(csv.DictReader(io.StringIO(tables.runs_csv(runs))))
     assert [row["prompt_tokens"] for row in rows] == ["", known, str(runs[2]["samples"]["prompt_tokens"]["max"])]
-    header, first, second, *_ = tables.markdown(runs).splitlines()[:1] + tables.markdown(runs).splitlines()[2:]
+    header, first, second, *_ = (
+        tables.runs_markdown(runs).splitlines()[:1] + tables.runs_markdown(runs).splitlines()[2:]
+    )
     if place == TABLE:
         assert header.endswith("| prompt tokens |")
         assert first.endswith("| - |") and second.endswith(f"| {known} |")
-        assert "prompt tokens" in tables.summary(runs, 160, color=False)
+        assert "prompt tokens" in tables.table_text(runs, 160, color=False)
         arguments = ["--show", *(content["run_id"] for content in runs)]
     else:
         assert "prompt tokens" not in header
@@ -135,25 +137,25 @@ def test_what_is_no_record_is_named(place, content, message):
 
 def test_a_key_that_is_not_in_the_record_is_refused_in_writing_and_ignored_in_reading():
     content = {**OLDER[-1], "of another version": 1}
-    assert record.problem(content) is None and "of another version" not in record.filled(content)
+    assert record.problem(content) is None and "of another version" not in record.fill_defaults(content)
     with pytest.raises(typed.ShapeError, match="of another version is not a key of Metrics"):
         record.checked(content)
 
 
 def test_a_status_of_a_later_version_is_shown(tmp_path):
-    content = record.filled({**OLDER[0], "status": "paused"})
-    assert "paused" in tables.summary([content], 120, color=False)
+    content = record.fill_defaults({**OLDER[0], "status": "paused"})
+    assert "paused" in tables.table_text([content], 120, color=False)
 
 
 def test_an_fp16_run_brings_a_run_of_an_older_version_up_to_date(tmp_path):
-    mine = run(config(tmp_path, dataset={"limit": 2}))
+    mine = answer_run(config(tmp_path, dataset={"limit": 2}))
     store = store_of(mine)
     new = ("sources", "older", "baseline_differs")
     version1 = {key: value for key, value in on_disk(mine).items() if key not in new}
     store.write_metrics({**version1, "schema_version": 1})
-    run(config(tmp_path, "fp16", dataset={"limit": 2}))
+    answer_run(config(tmp_path, "fp16", dataset={"limit": 2}))
     written = json.loads((store.path / "metrics.json").read_text())
-    jsonschema.validate(written, record.schema())
+    jsonschema.validate(written, record.metrics_schema())
     assert all(entry["vs_fp16"] for entry in written["scores"].values())
 
 

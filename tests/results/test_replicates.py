@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvbench.errors import DataError
-from kvbench.results.replicates import fold, load, variation
+from kvbench.results.replicates import fold_replicates, load_replicates, variation
 
 WEIGHTS, GB = 10**10, 10**9
 
@@ -35,7 +35,7 @@ def process(shift: float, model: str = "llama") -> dict[str, Any]:
 
 
 def test_medians_lines_and_ratios_by_hand():
-    folded = fold([process(0.0), process(1e-4), process(-3e-4)])
+    folded = fold_replicates([process(0.0), process(1e-4), process(-3e-4)])
     assert folded["processes"] == 3
     first = folded["points"][0]
     assert (first["setting"], first["prompt"]) == ("fp16", 968)
@@ -64,7 +64,7 @@ def test_points_that_do_not_fit_and_single_processes():
     content = process(0.0)
     content["rows"][0] |= {"status": "oom", "bytes_asked": 7}
     content["rows"].append({**content["rows"][1], "prompt": 64, "status": "failed"})
-    folded = fold([content])
+    folded = fold_replicates([content])
     lacking, *others = folded["points"]
     assert lacking["status"] == "oom" and lacking["bytes_asked"] == 7 and "S" not in lacking
     assert all(one["cv"] is None and not one["unstable"] for one in others)
@@ -76,7 +76,7 @@ def test_points_that_do_not_fit_and_single_processes():
 def test_a_process_that_lacks_a_point_has_no_line_of_its_own():
     contents = [process(0.0), process(1e-4), process(-3e-4)]
     del contents[1]["rows"][0]
-    folded = fold(contents)
+    folded = fold_replicates(contents)
     first = folded["points"][0]
     assert first["measured_by"] == [0, 2] and first["tpot_s"] == pytest.approx((6.25e-3 + 5.95e-3) / 2)
     full, packed = folded["fits"]
@@ -88,18 +88,18 @@ def test_files_must_belong_together(tmp_path: Path):
     names = [tmp_path / f"{name}.json" for name in ("a", "b", "c", "d")]
     for name, content in zip(names, (process(0.0), process(0.0), process(0.0, "other"), {"rows": []}), strict=True):
         name.write_text(json.dumps(content))
-    assert len(load(names[:2])) == 2
+    assert len(load_replicates(names[:2])) == 2
     with pytest.raises(DataError, match=r"c\.json: model is other, but llama in .*a\.json"):
-        load([names[0], names[2]])
+        load_replicates([names[0], names[2]])
     for name, arithmetic in zip(names[1:3], ("bfloat16", "float32"), strict=True):
         name.write_text(json.dumps({**process(0.0), "arithmetic": arithmetic}))
-    assert len(load(names[:2])) == 2  # files of earlier versions record none: it was the dtype
+    assert len(load_replicates(names[:2])) == 2  # files of earlier versions record none: it was the dtype
     with pytest.raises(DataError, match=r"c\.json: arithmetic is float32, but bfloat16 in .*a\.json"):
-        load([names[0], names[2]])
+        load_replicates([names[0], names[2]])
     with pytest.raises(DataError, match=r"d\.json does not contain points"):
-        load([names[3]])
+        load_replicates([names[3]])
     with pytest.raises(DataError, match=r"e\.json cannot be read"):
-        load([tmp_path / "e.json"])
+        load_replicates([tmp_path / "e.json"])
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_rows_that_are_no_points_are_named(tmp_path, change, reason):
     path = tmp_path / "1.json"
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=reason):
-        load([path])
+        load_replicates([path])
 
 
 def test_a_file_counts_once(tmp_path):
     path = tmp_path / "1.json"
     path.write_text(json.dumps(process(0.0)))
     with pytest.raises(DataError, match="named twice"):
-        load([path, tmp_path / "." / "1.json"])
+        load_replicates([path, tmp_path / "." / "1.json"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.results.same_work import allocated_compression, cache_bound, nominal_compression, speed_up
+from kvbench.results.same_work import allocated_compression, cache_bound, nominal_compression, same_work_ratio
 
 
 def test_nominal_compression_is_that_of_the_formats():
@@ -22,6 +22,6 @@ def test_allocated_compression_counts_all_memory_beyond_the_weights():
 def test_the_bound_of_the_cache_by_hand():
     """20 ms, of which 10 ms read 40 GB at 4 TB/s: a cache of 10 GB read at 5 TB/s leaves 12 ms."""
     assert cache_bound(0.020, 40e9, 4e12, 10e9, 5e12) == pytest.approx(0.020 / 0.012)
-    assert speed_up(0.020, 0.016) == pytest.approx(1.25)
+    assert same_work_ratio(0.020, 0.016) == pytest.approx(1.25)
     # nothing is gained if fp16's own cache is already read at the peak rate
     assert cache_bound(0.020, 40e9, 5e12, 40e9, 5e12) == pytest.approx(1)

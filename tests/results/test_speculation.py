@@ -7,7 +7,7 @@ import pytest
 
 from kvbench.results import ranking, tables
 from kvbench.results.speculation import ratio_error, speculation, speedup
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests.run_files import validate
 from tests.run_support import config
 
@@ -25,8 +25,8 @@ def test_a_run_says_what_speculation_gave(tmp_path, batch):
         runtime = {"batch_size": batch}
         return config(tmp_path, name, dataset={"words": 20, "new_tokens": 12}, runtime=runtime, **groups)
 
-    run(settings("fp16"))
-    metrics = run(settings("fp16", method=METHOD, quantizer=QUANTIZER))
+    answer_run(settings("fp16"))
+    metrics = answer_run(settings("fp16", method=METHOD, quantizer=QUANTIZER))
     validate({key: value for key, value in metrics.items() if key != "run_dir"})
     computed = metrics["speculation"]
     assert (computed["gamma"], computed["draft"], computed["draft_weights"], computed["n"]) == (3, None, None, 4)
@@ -42,8 +42,8 @@ def test_a_run_says_what_speculation_gave(tmp_path, batch):
     for row in rows:
         assert len(row["measured"]["step_s"]) == row["measured"]["decoded"] == 11
         assert row["measured"]["decode_s"] >= sum(row["measured"]["step_s"]) - 1e-4
-    assert " a round" in tables.summary([metrics]) and "x" in tables.summary([metrics])
-    assert "acceptance_rate" in tables.to_csv([metrics])
+    assert " a round" in tables.table_text([metrics]) and "x" in tables.table_text([metrics])
+    assert "acceptance_rate" in tables.runs_csv([metrics])
 
 
 def test_the_error_counts_samples_not_drafts():

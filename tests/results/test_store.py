@@ -69,7 +69,7 @@ def test_what_is_written_comes_back(tmp_path):
         store.write_metrics(table_row("fp16"))
     assert store.config() == config(tmp_path)
     assert store.environment() == {"python": "3.11"}
-    assert store.metrics() == record.filled(table_row("fp16"))
+    assert store.metrics() == record.fill_defaults(table_row("fp16"))
     assert [found.run_id for found in find_runs(tmp_path)] == ["run"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvbench.results import summary
-from kvbench.results.code import digest
+from kvbench.results.code import code_digest
 from kvbench.results.store import RunStore
 from tests.run_support import config
 
@@ -70,7 +70,7 @@ def test_warm_up_samples_count_for_the_peak_alone(tmp_path: Path) -> None:
         "left_out": ["z"],
         "prompt_tokens": {"mean": 15.0, "max": 20},
     }
-    assert computed["code"] == {digest(CODE): 2} and computed["scores"]["t"]["version"] == 3
+    assert computed["code"] == {code_digest(CODE): 2} and computed["scores"]["t"]["version"] == 3
     nothing = build(tmp_path, [])["samples"]
     assert nothing["prompt_tokens"] == {"mean": None, "max": None} and nothing["done"] == 0
 
@@ -169,12 +169,12 @@ def test_a_pair_with_fp16_brings_its_points_and_speed_ups(monkeypatch):
     given = {"a": {**old, "nll": {"mean": 2.0}}, "b": {**old, "points": 1}, "c": {**old, "points": 2}}
     metrics = {"scores": {name: dict(one) for name, one in given.items()}, "speculation": {"rounds": 1}}
     base = SimpleNamespace(run_id="x-fp16", metrics=lambda: {"run_id": "x-fp16"})
-    summary._pair(metrics, [], base, {})
+    summary._add_pairs(metrics, [], base, {})
     scores = metrics["scores"]
     assert [scores[name]["vs_fp16"] and scores[name]["vs_fp16"]["diff"] for name in "abc"] == [0.25, 0.0, None]
     assert scores["a"]["points"] == {"batches": {}} and (scores["b"]["points"], scores["c"]["points"]) == (1, 2)
     assert scores["a"]["nll"] == {"mean": 2.0, "vs_fp16": {"diff": 1.0}} and scores["b"]["nll"] is None
     assert (metrics["baseline"], metrics["baseline_differs"]) == ("x-fp16", ["cache"])
     assert told == [{"run_id": "x-fp16"}]
-    summary._pair({**metrics, "speculation": None}, [], base, {})
+    summary._add_pairs({**metrics, "speculation": None}, [], base, {})
     assert len(told) == 1, "nothing is sped up without speculation"

@@ -117,27 +117,27 @@ def test_the_newest_sweep_of_a_command_is_found(tmp_path: Path) -> None:
 def test_a_sweep_is_found_by_its_id_or_the_beginning_of_it(tmp_path: Path) -> None:
     home = tmp_path / "sweeps"
     with pytest.raises(KvbenchError, match=r"there is no sweep a in [^;]*$"):
-        sweeps.named(home, "a")
+        sweeps.named_sweep(home, "a")
     for name in ("2026-01", "2026-01-b", "2027-01"):
         (home / name).mkdir(parents=True)
     (home / "2028-file").touch()
-    assert sweeps.named(home, "2026-01") == home / "2026-01", "a whole id is no beginning"
-    assert sweeps.named(home, "2026-01-") == home / "2026-01-b"
-    assert sweeps.named(home, "2027") == home / "2027-01"
+    assert sweeps.named_sweep(home, "2026-01") == home / "2026-01", "a whole id is no beginning"
+    assert sweeps.named_sweep(home, "2026-01-") == home / "2026-01-b"
+    assert sweeps.named_sweep(home, "2027") == home / "2027-01"
     with pytest.raises(KvbenchError, match=r"2 sweeps: 2026-01, 2026-01-b"):
-        sweeps.named(home, "2026")
+        sweeps.named_sweep(home, "2026")
     for name in ("2028", "", "01"):
         with pytest.raises(KvbenchError, match="the newest one is 2027-01"):
-            sweeps.named(home, name)
+            sweeps.named_sweep(home, name)
 
 
 def test_a_sweep_elsewhere_is_named_by_its_folder(tmp_path: Path) -> None:
     elsewhere = tmp_path / "mine"
     elsewhere.mkdir()
     with pytest.raises(KvbenchError):
-        sweeps.named(tmp_path / "sweeps", str(elsewhere))
+        sweeps.named_sweep(tmp_path / "sweeps", str(elsewhere))
     manifest(elsewhere).write(elsewhere)
-    assert sweeps.named(tmp_path / "sweeps", str(elsewhere)) == elsewhere
+    assert sweeps.named_sweep(tmp_path / "sweeps", str(elsewhere)) == elsewhere
 
 
 def test_a_sweep_is_called_by_its_id_in_the_usual_place_and_by_its_path_elsewhere(
@@ -173,10 +173,10 @@ RECORDED = {"status": "ok", "number": 3, "overrides": [], "message": ""}
     ],
 )
 def test_a_file_that_is_no_record_of_a_job_is_told(changes: dict[str, object], told: str) -> None:
-    given = sweeps.refusal({**RECORDED, **changes}, "mine")
+    given = sweeps.job_record_problem({**RECORDED, **changes}, "mine")
     assert given.startswith(told) and bool(given) == bool(told) and given.endswith(")") == told.endswith("(")
     valid = {**ranking.failed(CONFIG, ""), "run_id": "a", "status": "ok"}
-    assert sweeps.refusal({**RECORDED, "metrics": valid}, "mine") == ""
+    assert sweeps.job_record_problem({**RECORDED, "metrics": valid}, "mine") == ""
 
 
 def test_files_of_jobs_are_numbered_with_four_digits(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def four(tasks: int) -> list[dict]:
 @pytest.mark.parametrize("width", [100, 120, 160])
 @pytest.mark.parametrize("tasks", [1, 3, 4, 6, 12])
 def test_four_methods_fit_the_screen_and_lose_nothing(width, tasks):
-    text = tables.summary(four(tasks), width, color=False)
+    text = tables.table_text(four(tasks), width, color=False)
     assert max(map(len, text.splitlines())) <= width
     flat = " ".join(text.split())
     for wanted in ("fp16", "kivi int4", "atom", "0.800 ±.063", "Δ -0.200 ±.025", "1.43 MiB", "4.00x", "286 MiB"):
@@ -77,7 +77,7 @@ def test_a_large_sweep_fits_too():
     runs = [
         run("cocktail int4", alpha=a, beta=b, chunk_size=c) for a in (1, 2, 3) for b in (4, 5, 6) for c in (7, 8, 9)
     ]
-    text = tables.summary(runs, 120, color=False)
+    text = tables.table_text(runs, 120, color=False)
     assert max(map(len, text.splitlines())) <= 120
     assert "alpha=2 beta=6" in text
     assert "chunk_size=8" in text
@@ -111,16 +111,16 @@ def test_labels_do_not_repeat_a_map_of_layers_that_was_typed_in_two_ways():
 
 def test_a_failed_run_says_so():
     runs = [run("fp16"), {**run("kivi int2", status="oom"), "scores": {}, "mean": aggregate.overall({})}]
-    text = tables.summary(runs, 140, color=False)
+    text = tables.table_text(runs, 140, color=False)
     assert "oom: 2 GiB more" in text
 
 
 def test_markdown_and_csv_have_a_line_per_run():
     runs = four(2)
-    lines = tables.markdown(runs).splitlines()
+    lines = tables.runs_markdown(runs).splitlines()
     assert len(lines) == 2 + len(runs)
     assert len({line.count("|") for line in lines}) == 1
-    table = list(csv.DictReader(io.StringIO(tables.to_csv(runs))))
+    table = list(csv.DictReader(io.StringIO(tables.runs_csv(runs))))
     assert [row["run"] for row in table] == ["fp16", "kivi int4", "kivi int2", "atom"]
     assert float(table[1]["task0@2048 vs_fp16"]) == pytest.approx(-0.2)
     assert int(table[1]["kv_bytes"]) == 1_500_000
@@ -131,7 +131,7 @@ def test_nothing_measured_is_a_dash():
     empty["ttft_s"]["median"] = empty["tpot_s"]["median"] = empty["tpot_s"]["p99"] = None
     empty["kv_bytes"] = aggregate.kv_bytes([])
     empty["peak_bytes"] = aggregate.peak_bytes([])
-    assert "-" in tables.summary([empty], 100, color=False)
+    assert "-" in tables.table_text([empty], 100, color=False)
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,16 @@ def sweep(tasks: int) -> list[dict]:
 
 
 def column_widths(runs: list[dict]) -> list[int]:
-    header, body = tables.grid(runs)
+    header, body = tables.table_grid(runs)
     widths = [max(len(name), *(line[i].width for line in body)) for i, name in enumerate(header)]
     return [min(widths[0], 34), *widths[1:]]  # a longer name takes a second line
 
 
 def check_split(runs: list[dict], width: int) -> int:
     """Check that no column stands alone and that no column would better be in the next table; return their number."""
-    text = tables.summary(runs, width, color=False)
+    text = tables.table_text(runs, width, color=False)
     assert max(map(len, text.splitlines())) <= width
-    split = [len(table.columns) - 1 for table in tables.screen(runs, width).renderables]
+    split = [len(table.columns) - 1 for table in tables.runs_screen(runs, width).renderables]
     if len(split) == 1:
         return 1
     names, *others = column_widths(runs)
@@ -194,15 +194,15 @@ def test_no_column_stands_alone(width, tasks):
 )
 def test_no_column_stands_alone_after_one_more_is_added(monkeypatch, heading, text, before):
     add_column(monkeypatch, heading, text, before)
-    assert heading in tables.grid(sweep(2))[0]
+    assert heading in tables.table_grid(sweep(2))[0]
     numbers = [check_split(sweep(tasks), width) for tasks in TASKS for width in WIDTHS[::8]]
     assert max(numbers) > 1
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_a_hundred_columns_are_split_evenly(width):
-    number = len(tables.grid(sweep(50))[0])
-    assert len(tables.grid(runs := sweep(150 - number))[0]) == 100
+    number = len(tables.table_grid(sweep(50))[0])
+    assert len(tables.table_grid(runs := sweep(150 - number))[0]) == 100
     assert check_split(runs, width) > 1
 
 
@@ -211,7 +211,7 @@ def test_one_table_where_a_narrower_gap_or_a_second_line_for_names_makes_it_fit(
     for index in range(added):
         add_column(monkeypatch, f"new {index}", "1")
     runs = [run("a method of a name that is longer than its column is", tasks=2, residual=i) for i in range(3)]
-    assert all(len(line[0].main) > 34 for line in tables.grid(runs)[1])
+    assert all(len(line[0].main) > 34 for line in tables.table_grid(runs)[1])
     widths = column_widths(runs)
     needed = sum(widths) + len(widths) - 1
     assert check_split(runs, needed) == 1
@@ -231,10 +231,10 @@ def test_a_single_sample_says_why_it_has_no_times():
     alone = run("kivi int2")
     alone["samples"]["done"] = 1
     alone["ttft_s"], alone["tpot_s"] = aggregate.no_timings()["ttft_s"], aggregate.no_timings()["tpot_s"]
-    assert "the warm-up" in tables.summary([alone], 120, color=False)
-    assert "the warm-up" not in tables.summary([run("kivi int2")], 120, color=False)
+    assert "the warm-up" in tables.table_text([alone], 120, color=False)
+    assert "the warm-up" not in tables.table_text([run("kivi int2")], 120, color=False)
     alone["samples"]["done"] = 0  # nothing was done at all
-    assert "the warm-up" not in tables.summary([alone], 120, color=False)
+    assert "the warm-up" not in tables.table_text([alone], 120, color=False)
 
 
 def test_a_busy_machine_is_said_once_for_all_its_runs():
@@ -242,7 +242,7 @@ def test_a_busy_machine_is_said_once_for_all_its_runs():
     busy = [run(name) for name in ("a", "b", "c", "d", "e")]
     for each in busy[:4]:
         each["env"] = {**each["env"], "load": load}
-    text = " ".join(tables.summary(busy, 160, color=False).split())
+    text = " ".join(tables.table_text(busy, 160, color=False).split())
     assert text.count("other programs used") == 1
     assert "a, b, c and 1 more: other programs used 1.0 of the machine's 2 processors" in text
 
@@ -253,5 +253,5 @@ def test_a_batch_and_what_a_sweep_shows_are_said_below_the_table():
     batched["config"]["batch_size"] = 8
     assert any(line.startswith("batches of 8 prompts: TTFT, TPOT and peak") for line in tables.notes([alone, batched]))
     wanted = "kivi int2 loses 14.0 points (95 %: 12.6 to 15.4) at 4.0x less memory"
-    assert wanted in " ".join(tables.summary([alone, batched], 160).split())
-    assert "loses" not in tables.summary([alone], 160)
+    assert wanted in " ".join(tables.table_text([alone, batched], 160).split())
+    assert "loses" not in tables.table_text([alone], 160)

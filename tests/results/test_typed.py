@@ -8,24 +8,24 @@ from typing import Any, Literal
 import jsonschema
 import pytest
 
-from kvbench.results.typed import ShapeError, key, plain, read, schema
+from kvbench.results.typed import ShapeError, plain_tree, read_typed, typed_key, typed_schema
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    size: int | None = key("number of things", default=None, minimum=0)
+    size: int | None = typed_key("number of things", default=None, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
     name: str
-    rate: float = key(minimum=0)
+    rate: float = typed_key(minimum=0)
     good: bool = False
     kind: Literal["a", "b"] | None = None
-    leaf: Leaf = key(factory=Leaf)
-    leaves: dict[str, Leaf] = key(factory=dict, keys="^[a-z]+$")
-    numbers: list[int] = key(factory=list, minItems=1, minimum=2)
-    note: str | None = key(optional=True)
+    leaf: Leaf = typed_key(factory=Leaf)
+    leaves: dict[str, Leaf] = typed_key(factory=dict, keys="^[a-z]+$")
+    numbers: list[int] = typed_key(factory=list, minItems=1, minimum=2)
+    note: str | None = typed_key(optional=True)
     free: Any = None
 
 
@@ -43,7 +43,7 @@ FULL = {
 
 
 def test_what_is_read_is_written_again() -> None:
-    tree = read(Tree, FULL)
+    tree = read_typed(Tree, FULL)
     assert tree == Tree(
         name="n",
         rate=0.5,
@@ -55,16 +55,16 @@ def test_what_is_read_is_written_again() -> None:
         note="written",
         free={"any": [1]},
     )
-    assert plain(tree) == FULL
+    assert plain_tree(tree) == FULL
 
 
 def test_missing_keys_get_their_defaults_and_optional_ones_are_left_out() -> None:
-    tree = read(Tree, {"name": "n", "rate": 2})
+    tree = read_typed(Tree, {"name": "n", "rate": 2})
     assert tree.leaf == Leaf() and tree.leaves == {} and tree.numbers == [] and tree.note is None
-    written = plain(tree)
+    written = plain_tree(tree)
     assert "note" not in written and written["kind"] is None and written["leaf"] == {"size": None}
-    assert plain(tree, complete=True) == {**written, "note": None}
-    assert plain({1: (Leaf(size=1),)}) == {"1": [{"size": 1}]}
+    assert plain_tree(tree, complete=True) == {**written, "note": None}
+    assert plain_tree({1: (Leaf(size=1),)}) == {"1": [{"size": 1}]}
 
 
 @pytest.mark.parametrize(
@@ -89,32 +89,32 @@ def test_missing_keys_get_their_defaults_and_optional_ones_are_left_out() -> Non
 )
 def test_values_of_another_type_are_refused_by_their_key(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ShapeError) as error:
-        read(Tree, {**FULL, **changes})
+        read_typed(Tree, {**FULL, **changes})
     assert str(error.value) == said
 
 
 def test_whole_documents_and_missing_or_unknown_keys() -> None:
     for content in (None, [], "text"):
         with pytest.raises(ShapeError, match="the content is not an object"):
-            read(Tree, content)
+            read_typed(Tree, content)
     with pytest.raises(ShapeError, match=r"^name is missing$"):
-        read(Tree, {"rate": 1})
+        read_typed(Tree, {"rate": 1})
     with pytest.raises(ShapeError, match=r"^inner\.rate is missing$"):
-        read(Tree, {"name": "n"}, "inner")
-    assert read(Tree, {**FULL, "new": 1}) == read(Tree, FULL)
+        read_typed(Tree, {"name": "n"}, "inner")
+    assert read_typed(Tree, {**FULL, "new": 1}) == read_typed(Tree, FULL)
     with pytest.raises(ShapeError, match=r"^new is not a key of Tree$"):
-        read(Tree, {**FULL, "new": 1}, strict=True)
+        read_typed(Tree, {**FULL, "new": 1}, strict=True)
     with pytest.raises(ShapeError, match=r"^leaf\.new is not a key of Leaf$"):
-        read(Tree, {**FULL, "leaf": {"new": 1}}, strict=True)
+        read_typed(Tree, {**FULL, "leaf": {"new": 1}}, strict=True)
 
 
 def test_whole_floats_are_integers_and_later_versions_have_other_words() -> None:
-    tree = read(Tree, {**FULL, "leaf": {"size": 3.0}, "kind": "c", "rate": 1})
+    tree = read_typed(Tree, {**FULL, "leaf": {"size": 3.0}, "kind": "c", "rate": 1})
     assert tree.leaf.size == 3 and tree.kind == "c" and tree.rate == 1
 
 
 def test_the_schema_says_what_is_written() -> None:
-    written = schema(Tree, "a tree")
+    written = typed_schema(Tree, "a tree")
     jsonschema.Draft202012Validator.check_schema(written)
     assert written == {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvbench.retrieval.chunks import cut
+from kvbench.retrieval.chunks import cut_chunks
 
 
 def decode(ids):
@@ -11,16 +11,16 @@ def decode(ids):
 
 def test_the_query_and_where_it_came_from():
     ids = list(range(20))
-    given = cut(ids, decode, 4, (2, 13), "why?", "last_chunk")
+    given = cut_chunks(ids, decode, 4, (2, 13), "why?", "last_chunk")
     assert (given.query, given.query_source) == ("why?", "input")
-    template = cut(ids, decode, 4, (2, 13), " ")
+    template = cut_chunks(ids, decode, 4, (2, 13), " ")
     assert (template.query, template.query_source) == (decode(ids[13:]), "template")
-    last = cut(ids, decode, 4, (2, 13), "", "last_chunk")
+    last = cut_chunks(ids, decode, 4, (2, 13), "", "last_chunk")
     assert (last.query, last.query_source) == (decode(ids[9:13]), "last_chunk")
     assert last.spans == [(2, 6), (6, 10)]
-    short = cut(ids, decode, 16, (2, 13), "", "last_chunk")
+    short = cut_chunks(ids, decode, 16, (2, 13), "", "last_chunk")
     assert (short.query, short.texts) == (decode(ids[2:13]), ())
-    nothing = cut(list(range(20)) * 5, decode, 4)
+    nothing = cut_chunks(list(range(20)) * 5, decode, 4)
     assert nothing.query_source == "last_64_tokens"
 
 
@@ -31,15 +31,15 @@ def pieces(ids):
 
 def test_words_that_a_border_cuts_are_whole_for_the_encoder_in_both_chunks():
     ids = [" say", " amb", "er", ":", "12", " now", "\n", "go", " on", " by", "e", " question"]
-    plain = cut(ids, pieces, 2, (1, 11))
+    plain = cut_chunks(ids, pieces, 2, (1, 11))
     assert plain.texts == ("amber", ":12", "now\n", "go on", "bye")
-    words = cut(ids, pieces, 2, (1, 11), whole_words=True)
+    words = cut_chunks(ids, pieces, 2, (1, 11), whole_words=True)
     assert words.texts == ("amber:12", "amber:12", " now\n", "go on", " bye")
     assert words.spans == plain.spans
-    assert cut(ids, pieces, 3, (1, 11), whole_words=True).texts == ("amber:12", "amber:12 now\n", "go on bye")
+    assert cut_chunks(ids, pieces, 3, (1, 11), whole_words=True).texts == ("amber:12", "amber:12 now\n", "go on bye")
     # nothing is taken from beyond the context, and a word that does not end within reach stays cut
-    assert cut(ids, pieces, 2, (2, 10), whole_words=True).texts == ("er:12", "er:12 now", "\ngo", " on by")
-    blob = cut(["x"] * 100, pieces, 32, (0, 74), whole_words=True)
+    assert cut_chunks(ids, pieces, 2, (2, 10), whole_words=True).texts == ("er:12", "er:12 now", "\ngo", " on by")
+    blob = cut_chunks(["x"] * 100, pieces, 32, (0, 74), whole_words=True)
     assert [len(text) for text in blob.texts] == [32, 42]
 
 
@@ -50,4 +50,4 @@ def test_text_that_does_not_decode_alone_is_left_as_it_is():
         return "".join(letters[i] for i in ids).replace("??", "é")
 
     ids = [0, 1, 2, 3]  # é in two tokens: the first chunk ends, the second begins with half of it
-    assert cut(ids, decode, 2, (0, 4), whole_words=True).texts == ("ab ?", "? cd")
+    assert cut_chunks(ids, decode, 2, (0, 4), whole_words=True).texts == ("ab ?", "? cd")

@@ -1,6 +1,6 @@
 """Thresholds, shares and their edges."""
 
-from kvbench.retrieval.chunks import by_rank, by_threshold, cut, shuffled
+from kvbench.retrieval.chunks import by_rank, by_threshold, cut_chunks, shuffled
 
 
 def test_thresholds_are_eq_2_and_3_and_strict_on_both_sides():
@@ -38,11 +38,11 @@ def test_random_widths_keep_their_numbers():
 
 def test_chunks_leave_the_remainder_and_the_query_out():
     decode = lambda ids: ",".join(map(str, ids))  # noqa: E731
-    chunked = cut(range(100), decode, 16, (10, 70), "what?")
+    chunked = cut_chunks(range(100), decode, 16, (10, 70), "what?")
     assert chunked.spans == [(10, 26), (26, 42), (42, 58)]
     assert chunked.texts[0] == decode(range(10, 26))
     assert (chunked.query, chunked.query_source) == ("what?", "input")
-    assert cut(range(100), decode, 16, (10, 70)).query == decode(range(70, 100))
-    free = cut(range(100), decode, 16)
+    assert cut_chunks(range(100), decode, 16, (10, 70)).query == decode(range(70, 100))
+    free = cut_chunks(range(100), decode, 16)
     assert (free.query, free.query_source) == (decode(range(36, 100)), "last_64_tokens")
     assert free.spans == [(0, 16), (16, 32)]

@@ -8,7 +8,7 @@ from tests.cache.packing import interpreted
 interpreted()
 
 from kvbench.rotation import Transform, kernel, transform  # noqa: E402
-from kvbench.rotation.named import butterfly  # noqa: E402
+from kvbench.rotation.named import butterfly_transform  # noqa: E402
 from kvbench.rotation.step import step  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ def basis(name: str, size: int) -> Transform | None:
         own = torch.randn(HEADS, size, size, generator=generator, dtype=torch.float64)
         return Transform.of(torch.linalg.qr(own)[0])
     if name == "pairs":
-        return butterfly(2, size)
+        return butterfly_transform(2, size)
     return transform(name, "key", size, CPU)
 
 

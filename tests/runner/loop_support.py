@@ -94,8 +94,8 @@ def logger(monkeypatch) -> Iterator[Recorder]:
         yield Session()
 
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # nobody pulls the plug here
-    monkeypatch.setattr(ranks, "opened", opened)
-    monkeypatch.setattr(loggers, "load", lambda *args: recorder)
+    monkeypatch.setattr(ranks, "open_session", opened)
+    monkeypatch.setattr(loggers, "load_logger", lambda *args: recorder)
     monkeypatch.setattr(sources, "code", lambda config: dict(CODE))
     yield recorder
     Session.batches.clear()

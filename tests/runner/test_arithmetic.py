@@ -12,7 +12,7 @@ import pytest
 from kvbench.cli import report
 from kvbench.models import arithmetic
 from kvbench.results.samples import MEASURED
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from kvbench.runner.stored import OlderCodeError
 from tests.run_files import on_disk, store_of
 from tests.run_support import config
@@ -40,7 +40,9 @@ def dtypes(metrics: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def test_arithmetic_changes_neither_the_id_nor_the_bytes(tmp_path: Path) -> None:
-    made = {wanted: run(toy(tmp_path / wanted, limit=2, wanted=wanted)) for wanted in ("auto", "storage", "float32")}
+    made = {
+        wanted: answer_run(toy(tmp_path / wanted, limit=2, wanted=wanted)) for wanted in ("auto", "storage", "float32")
+    }
     assert len({metrics["run_id"] for metrics in made.values()}) == 1
     assert made["auto"]["kv_bytes"] == made["storage"]["kv_bytes"] == made["float32"]["kv_bytes"]
     assert dtypes(made["auto"]) == dtypes(made["float32"]) == [("bfloat16", "float32")] * 2
@@ -50,33 +52,36 @@ def test_arithmetic_changes_neither_the_id_nor_the_bytes(tmp_path: Path) -> None
 
 
 def test_a_run_keeps_the_arithmetic_of_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(toy(tmp_path, wanted="storage"))
-    assert dtypes(run(toy(tmp_path, limit=2))) == [("bfloat16", "bfloat16")] * 2
+    answer_run(toy(tmp_path, wanted="storage"))
+    assert dtypes(answer_run(toy(tmp_path, limit=2))) == [("bfloat16", "bfloat16")] * 2
     assert "computes in" not in capsys.readouterr().err
-    assert dtypes(run(toy(tmp_path, limit=3, wanted="float32"))) == [("bfloat16", "bfloat16")] * 3
+    assert dtypes(answer_run(toy(tmp_path, limit=3, wanted="float32"))) == [("bfloat16", "bfloat16")] * 3
     said = capsys.readouterr().err
     assert "computes in runtime.arithmetic=storage, as for its 2 stored samples, not in float32" in said
-    assert dtypes(run(toy(tmp_path, limit=3, wanted="float32", rerun="all"))) == [("bfloat16", "float32")] * 3
+    assert dtypes(answer_run(toy(tmp_path, limit=3, wanted="float32", rerun="all"))) == [("bfloat16", "float32")] * 3
 
 
 def test_a_run_stored_in_float32_has_no_arithmetic_to_keep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for limit in (1, 2):
         config = toy(tmp_path, limit=limit, wanted="storage")
-        assert dtypes(run({**config, "model": {**config["model"], "dtype": "float32"}})) == [("float32",) * 2] * limit
+        assert (
+            dtypes(answer_run({**config, "model": {**config["model"], "dtype": "float32"}}))
+            == [("float32",) * 2] * limit
+        )
     assert "computes in" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("first", "second"), [("kivi", "fp16"), ("fp16", "kivi")])
 def test_runs_that_are_compared_share_their_arithmetic(first: str, second: str, tmp_path: Path) -> None:
-    run(toy(tmp_path, first, wanted="storage"))
-    assert dtypes(run(toy(tmp_path, second))) == [("bfloat16", "bfloat16")]
-    other = run(toy(tmp_path, second, wanted="float32", rerun="all"))  # named: nothing is taken over
+    answer_run(toy(tmp_path, first, wanted="storage"))
+    assert dtypes(answer_run(toy(tmp_path, second))) == [("bfloat16", "bfloat16")]
+    other = answer_run(toy(tmp_path, second, wanted="float32", rerun="all"))  # named: nothing is taken over
     assert dtypes(other) == [("bfloat16", "float32")]
 
 
 def test_a_worker_process_takes_over_the_arithmetic(tmp_path: Path) -> None:
-    run(toy(tmp_path, wanted="storage"))
-    assert dtypes(run(toy(tmp_path, limit=3, workers=2))) == [("bfloat16", "bfloat16")] * 3
+    answer_run(toy(tmp_path, wanted="storage"))
+    assert dtypes(answer_run(toy(tmp_path, limit=3, workers=2))) == [("bfloat16", "bfloat16")] * 3
 
 
 def tiny(folder: Path, dtype: str = "bfloat16", limit: int = 1, **runtime: Any) -> dict[str, Any]:
@@ -109,18 +114,18 @@ def test_runs_of_an_earlier_commit_are_reported(stored: Path, capsys: pytest.Cap
 
 
 def test_rows_stored_in_float32_under_auto_are_older(stored: Path) -> None:
-    metrics = run(tiny(stored, "auto"))
+    metrics = answer_run(tiny(stored, "auto"))
     assert metrics["run_id"] == AUTO and metrics["status"] == "older" and "storage" in metrics["older"]["parts"]
     with pytest.raises(OlderCodeError, match=r"storage \(was float32, is 16 bits\)"):
-        run(tiny(stored, "auto", limit=2, mix_code=True))
-    anew = run(tiny(stored, "auto", rerun=True))
+        answer_run(tiny(stored, "auto", limit=2, mix_code=True))
+    anew = answer_run(tiny(stored, "auto", rerun=True))
     assert dtypes(anew) == [("bfloat16", "float32")] and anew["older"] is None
     before = json.loads((STORED / KIVI / "metrics.json").read_text(encoding="utf-8"))
     assert anew["kv_bytes"] == before["kv_bytes"]
 
 
 def test_a_run_of_an_earlier_commit_resumes_in_its_arithmetic(stored: Path) -> None:
-    metrics = run(tiny(stored, limit=2, mix_code=True))
+    metrics = answer_run(tiny(stored, limit=2, mix_code=True))
     assert metrics["run_id"] == KIVI and metrics["baseline"] == FP16 and "storage" not in metrics["older"]["parts"]
     rows = list(store_of(metrics).samples().rows.values())
     assert [row[MEASURED].get("arithmetic") for row in rows] == [None, "bfloat16"]

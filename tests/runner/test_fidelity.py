@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from kvbench.errors import ConfigError
-from kvbench.results.samples import read
+from kvbench.results.samples import read_samples
 from kvbench.runner import fidelity, fidelity_batch
 from kvbench.runner.references import References
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from kvbench.tasks.work import CompareTokens
 from tests.run_support import config
 
@@ -36,7 +36,7 @@ def windows(results: Path, text: Path, method: str = "kivi", /, **options: Any) 
 
 
 def rows(metrics: dict[str, Any]) -> dict[str, Any]:
-    return read(Path(metrics["run_dir"]) / "samples.jsonl").rows
+    return read_samples(Path(metrics["run_dir"]) / "samples.jsonl").rows
 
 
 def kld(metrics: dict[str, Any]) -> Any:
@@ -45,14 +45,14 @@ def kld(metrics: dict[str, Any]) -> Any:
 
 def test_stored_states_give_the_divergences_of_live_ones(tmp_path, text) -> None:
     """The first run stores what the second one reads; fp16 is exactly itself live, and nearly so from the store."""
-    lossy = run(windows(tmp_path, text))
+    lossy = answer_run(windows(tmp_path, text))
     files = list(tmp_path.glob("references/*/*.safetensors"))
     assert len(files) == 2
     written = [file.stat().st_mtime_ns for file in files]
-    exact = run(windows(tmp_path, text, "fp16"))
+    exact = answer_run(windows(tmp_path, text, "fp16"))
     assert [file.stat().st_mtime_ns for file in files] == written
     assert np.abs(kld(exact)).max() < 1e-6
-    live = [run(windows(tmp_path, text, name, reference="live")) for name in ("kivi", "fp16")]
+    live = [answer_run(windows(tmp_path, text, name, reference="live")) for name in ("kivi", "fp16")]
     assert (kld(live[1]) == 0).all()
     assert np.abs(kld(lossy) - kld(live[0])).max() < 1e-5
     assert kld(lossy).mean() > 1e-9 and kld(lossy).shape == (2, 15)
@@ -70,19 +70,19 @@ def test_stored_states_give_the_divergences_of_live_ones(tmp_path, text) -> None
 def test_a_stale_or_damaged_file_is_named_and_made_again(tmp_path, text, monkeypatch, capsys) -> None:
     from kvbench.runner import references
 
-    run(windows(tmp_path, text, "fp16"))
+    answer_run(windows(tmp_path, text, "fp16"))
     damaged, other = sorted(tmp_path.glob("references/*/*.safetensors"))
     content = bytearray(damaged.read_bytes())
     content[-5] ^= 255
     damaged.write_bytes(bytes(content))
-    first = run(windows(tmp_path, text))
+    first = answer_run(windows(tmp_path, text))
     assert f"{damaged}: the file is damaged; making fp16's predictions of" in capsys.readouterr().err
     whole = other.read_bytes()
     other.write_bytes(whole[:100])
-    run(windows(tmp_path, text, probe=1))
+    answer_run(windows(tmp_path, text, probe=1))
     assert f"{other}: the file is damaged" in capsys.readouterr().err and other.read_bytes() == whole
     monkeypatch.setattr(references, "FORMAT", 2)
-    again = run(windows(tmp_path, text, statistics="llamacpp"))
+    again = answer_run(windows(tmp_path, text, statistics="llamacpp"))
     printed = capsys.readouterr().err
     assert printed.count("were made with another version of the file format; making them again") == 1
     assert np.abs(kld(first) - kld(again)).max() < 1e-4
@@ -102,24 +102,24 @@ def test_an_interrupted_run_keeps_the_references_that_it_has_written(tmp_path, t
     plain["runtime"]["span_rows"] = 1
     monkeypatch.setattr(References, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run(plain)
+        answer_run(plain)
     assert len(list(tmp_path.glob("references/*/*.safetensors"))) == 1
     monkeypatch.setattr(
         References, "write", lambda self, sample, *rest: (made.append(sample), write(self, sample, *rest))
     )
-    assert run(plain)["status"] == "ok" and len(set(made)) == len(made) == 2
+    assert answer_run(plain)["status"] == "ok" and len(set(made)) == len(made) == 2
 
 
 def test_fp16s_own_answers_are_decoded_and_the_point_where_another_cache_leaves_them_is_found(tmp_path, text) -> None:
     """The first index at which a free greedy answer differs is that of the first other choice in the decoded one."""
     options = {"over": "text", "options": {key: free_dataset(text)[key] for key in ("path", "lengths", *CUT)}}
     given = [windows(tmp_path, text, name, **options) for name in ("fp16", "kivi")]
-    exact, lossy = (run(plain) for plain in given)
+    exact, lossy = (answer_run(plain) for plain in given)
     assert exact["scores"]["text@100"]["fidelity"]["left"]["never"] == 1.0
     free = []
     for name in ("fp16", "kivi"):
         plain = config(tmp_path, name, runtime={"batch_size": 2})
-        free.append(run({**plain, "dataset": free_dataset(text)}))
+        free.append(answer_run({**plain, "dataset": free_dataset(text)}))
     answers = [{key: row["tokens"] for key, row in rows(metrics).items()} for metrics in free]
     for name, row in rows(lossy).items():
         base, other = (part[name] for part in answers)
@@ -148,13 +148,13 @@ def free_dataset(text: Path) -> dict[str, Any]:
 
 
 def test_reference_answers_a_simulated_pass_and_the_error_of_each_layer(tmp_path, text) -> None:
-    simulated = run(windows(tmp_path, text, mode="simulated", statistics="llamacpp"))
+    simulated = answer_run(windows(tmp_path, text, mode="simulated", statistics="llamacpp"))
     entry = simulated["scores"]["text@80"]["fidelity"]
     assert entry["positions"] == 30 and entry["first_kld"] is None and entry["bins"][0]["first"] == 0
     over = {"over": "mini/passkey", "options": {"lengths": [512], "limit": 1}, "answers": "task"}
     plain = windows(tmp_path, text, probe=1, **over)
     plain["model"]["max_length"] = 2048
-    answered = run(plain)["scores"]["passkey@512"]["fidelity"]
+    answered = answer_run(plain)["scores"]["passkey@512"]["fidelity"]
     assert answered["answers"] == "task" and answered["left"] is None
     layers = answered["layers"]
     assert layers["n"] == 1 and len(layers["own"]) == 2 and layers["worst"] == int(np.argmax(layers["own"]))
@@ -163,10 +163,10 @@ def test_reference_answers_a_simulated_pass_and_the_error_of_each_layer(tmp_path
 
 def test_a_window_longer_than_the_model_and_sampling_are_refused(tmp_path, text) -> None:
     with pytest.raises(ConfigError, match=r"model.max_length=512"):
-        run(windows(tmp_path, text, window=1024))
+        answer_run(windows(tmp_path, text, window=1024))
     plain = windows(tmp_path, text)
     with pytest.raises(ConfigError, match="compares greedy decoding"):
-        run({**plain, "decoding": {"temperature": 0.5}})
+        answer_run({**plain, "decoding": {"temperature": 0.5}})
 
 
 def test_a_state_that_is_not_a_number_is_an_error(tmp_path, text, monkeypatch, capsys) -> None:
@@ -182,7 +182,7 @@ def test_a_state_that_is_not_a_number_is_an_error(tmp_path, text, monkeypatch, c
         return states, logits
 
     monkeypatch.setattr(fidelity_batch, "follow", broken)
-    assert run(windows(tmp_path, text, reference="live"))["status"] == "error"
+    assert answer_run(windows(tmp_path, text, reference="live"))["status"] == "error"
     assert "text@80/1: a final hidden state of the model contains NaN" in capsys.readouterr().err
 
 
@@ -196,10 +196,10 @@ def test_a_simulated_window_is_one_pass_and_a_decoded_one_goes_token_by_token(tm
 
     for name in ("simulate", "follow"):
         monkeypatch.setattr(fidelity_batch, name, spied(name))
-    passed = kld(run(windows(tmp_path, text, mode="simulated", limit=1)))
+    passed = kld(answer_run(windows(tmp_path, text, mode="simulated", limit=1)))
     assert set(calls) == {"simulate"}
     calls.clear()
-    decoded = kld(run(windows(tmp_path, text, limit=1)))
+    decoded = kld(answer_run(windows(tmp_path, text, limit=1)))
     assert set(calls) == {"follow"}
     assert passed.shape == decoded.shape == (1, 15) and (passed > decoded).any()
 

@@ -193,8 +193,8 @@ def test_a_process_with_the_number_of_one_that_ended_is_another(tmp_path: Path) 
 def test_ledgers_of_a_user_are_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(os, "getuid", lambda: 1234)
-    assert gate.folder() == tmp_path / "kvbench-gate-1234"
+    assert gate.ledger_folder() == tmp_path / "kvbench-gate-1234"
     with gate.entered("fake", SIZE, 900):
-        assert len(entries(gate.folder())) == 1
+        assert len(entries(gate.ledger_folder())) == 1
     monkeypatch.delattr(os, "getuid")
-    assert gate.folder() == tmp_path / "kvbench-gate-0"
+    assert gate.ledger_folder() == tmp_path / "kvbench-gate-0"

@@ -32,7 +32,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def facts(name: str) -> modules.Module:
-    content = modules.load(name)
+    content = modules.load_facts(name)
     assert content is not None
     return content
 
@@ -109,20 +109,20 @@ def test_members_that_score_have_a_digest_of_their_own(write, old, new, scorer, 
     assert (before.scorer != after.scorer) == scorer
     assert (before.without_scorer != after.without_scorer) == rest
     assert (before.digest != after.digest) == (scorer or rest)
-    assert modules.digest("facts_scorer") == after.digest
+    assert modules.module_digest("facts_scorer") == after.digest
 
 
 def test_a_module_without_a_scorer_is_whole(write) -> None:
     write("facts_plain.py", "a = scorer_version = 1\nb.c = 2\ndef score(): pass\n")
     computed = facts("facts_plain")
-    assert computed.scorer == "" and computed.without_scorer == computed.digest == modules.digest("facts_plain")
+    assert computed.scorer == "" and computed.without_scorer == computed.digest == modules.module_digest("facts_plain")
 
 
 def test_a_source_that_python_does_not_read_counts_by_its_bytes(write) -> None:
     path = write("facts_broken.py", "def (:\n")
     expected = hashlib.sha256(path.read_bytes()).hexdigest()
     assert facts("facts_broken") == modules.Module(expected, expected, "")
-    assert modules.digest("facts_broken") == expected
+    assert modules.module_digest("facts_broken") == expected
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -132,7 +132,7 @@ def test_the_garbage_collector_is_left_as_it_was(write, enabled) -> None:
     try:
         if not enabled:
             gc.disable()
-        modules.load(f"facts_collected_{enabled}")
+        modules.load_facts(f"facts_collected_{enabled}")
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
@@ -156,11 +156,11 @@ def test_data_files_that_a_source_names_count(write, literal, counts) -> None:
     for name in ("facts.json", "deep/facts.json", "facts.yaml", "facts.cu", "facts.csv", "../facts.json"):
         write(f"facts_data/{name}", "1")
     write("facts_data/__init__.py", f"x = open({literal})\n")
-    before = modules.digest("facts_data"), facts("facts_data").digest
+    before = modules.module_digest("facts_data"), facts("facts_data").digest
     assert before[0] == before[1]
     for name in ("facts.json", "deep/facts.json", "facts.yaml", "facts.cu", "facts.csv", "../facts.json"):
         write(f"facts_data/{name}", "22")
-    assert (modules.digest("facts_data") != before[0]) == counts
+    assert (modules.module_digest("facts_data") != before[0]) == counts
     assert (facts("facts_data").digest != before[0]) == counts
 
 
@@ -178,7 +178,7 @@ def test_a_data_file_belongs_to_the_module_and_not_to_its_scorer(write) -> None:
 def test_a_folder_named_like_a_data_file_is_none(write) -> None:
     write("facts_folder/odd.json/inside", "1")
     write("facts_folder/__init__.py", "x = 'odd.json'\n")
-    assert modules.digest("facts_folder") == facts("facts_folder").digest
+    assert modules.module_digest("facts_folder") == facts("facts_folder").digest
 
 
 @pytest.mark.parametrize("name", ["facts_absent", "facts_pack2.absent", "facts_plain2.inner", "__main__", "sys", ""])
@@ -187,9 +187,9 @@ def test_modules_without_a_file_have_no_facts(write, name, monkeypatch) -> None:
     write("facts_plain2.py", "")
     (write("facts_space/inner.py", "")).exists()
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    assert modules.find(name) is None
-    assert modules.load(name) is None and modules.digest(name) is None and modules.submodules(name) == []
-    assert modules.load("facts_space") is None, "a namespace package"
+    assert modules.module_spec(name) is None
+    assert modules.load_facts(name) is None and modules.module_digest(name) is None and modules.submodules(name) == []
+    assert modules.load_facts("facts_space") is None, "a namespace package"
 
 
 def test_nothing_of_a_package_is_imported_to_find_its_modules(write) -> None:
@@ -197,7 +197,7 @@ def test_nothing_of_a_package_is_imported_to_find_its_modules(write) -> None:
     write("facts_bang/inner.py", "")
     write("facts_bang/deep/__init__.py", "")
     write("facts_bang/deep/more.py", "")
-    spec = modules.find("facts_bang.deep.more")
+    spec = modules.module_spec("facts_bang.deep.more")
     assert spec is not None and spec.name == "facts_bang.deep.more"
     names = ["facts_bang", "facts_bang.deep", "facts_bang.deep.more", "facts_bang.inner"]
     assert sorted(modules.submodules("facts_bang")) == names

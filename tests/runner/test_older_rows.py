@@ -11,7 +11,7 @@ from kvbench.methods.kivi import Kivi
 from kvbench.results import code as codes
 from kvbench.results.samples import MEASURED
 from kvbench.runner import stored
-from kvbench.runner.stored import OlderCodeError, remedies, split
+from kvbench.runner.stored import OlderCodeError, remedies, split_by_code
 from tests.run_support import ToyTask
 
 NOW = {"method": "m" * 12, "cache": "c" * 12, "task": "t" * 12, "scorer": "s" * 12}
@@ -36,14 +36,14 @@ def checked(mix_code: bool = False) -> Any:
 
 
 def test_rows_are_separated_by_the_parts_that_have_changed() -> None:
-    current, older = split(ROWS, NOW)
+    current, older = split_by_code(ROWS, NOW)
     assert list(current) == ["a", "d"] and current["a"] is ROWS["a"]
     assert older == {"b": ["method"], "c": ["method", "cache"], "e": ["unknown"]}
 
 
 def check(rows: Any, wanted: list[str], missing: int, mix_code: bool = False) -> str:
     lines: list[str] = []
-    stored.check(rows, wanted, missing, NOW, checked(mix_code), label="kivi int2", say=lines.append)
+    stored.check_older_rows(rows, wanted, missing, NOW, checked(mix_code), label="kivi int2", say=lines.append)
     return "".join(lines)
 
 
@@ -77,7 +77,9 @@ def test_samples_of_another_storage_are_not_added_whatever_one_says() -> None:
     rows = {"a": {MEASURED: {"code": NOW, "dtype": "float32"}}, "b": {MEASURED: {"code": NOW, "dtype": "bfloat16"}}}
     now = {**NOW, **codes.storage_now({"model": {"dtype": "auto"}})}
     with pytest.raises(OlderCodeError, match=r"(?s)1 of 3 samples.*storage.*runtime.rerun=true.*model.dtype=float32"):
-        stored.check(rows, ["a", "b", "absent"], 1, now, checked(mix_code=True), label="kivi int2", say=print)
+        stored.check_older_rows(
+            rows, ["a", "b", "absent"], 1, now, checked(mix_code=True), label="kivi int2", say=print
+        )
 
 
 def test_a_class_whose_code_has_changed_may_get_a_new_version(monkeypatch) -> None:

@@ -58,7 +58,7 @@ def run_with(limit: float | None, task: str = "task") -> Any:
 
 def test_a_session_is_closed_and_its_memory_released_whatever_happens(sessions: Any, capsys: Any) -> None:
     checked = run_with(2.0)
-    with pytest.raises(ValueError, match="inside"), ranks.opened(checked, None):
+    with pytest.raises(ValueError, match="inside"), ranks.open_session(checked, None):
         sessions.append("inside")
         raise ValueError("inside")
     assert sessions[:2] == [("limited", "first", 2.0), ("limited", "second", 2.0)]
@@ -69,7 +69,7 @@ def test_a_session_is_closed_and_its_memory_released_whatever_happens(sessions: 
 
 def test_memory_is_released_although_the_model_was_not_loaded(sessions: Any) -> None:
     team: Any = Team()
-    with pytest.raises(OSError, match="no weights"), ranks.opened(run_with(None, "broken"), team):
+    with pytest.raises(OSError, match="no weights"), ranks.open_session(run_with(None, "broken"), team):
         pass
     assert sessions[-1] == ("released", "first") and "closed" not in sessions
     assert team.calls[-1][0] == "settle", "the others hear of it"
@@ -77,7 +77,7 @@ def test_memory_is_released_although_the_model_was_not_loaded(sessions: Any) -> 
 
 @pytest.mark.parametrize(("limit", "said"), [(7.0, True), (2.0, False), (None, False)])
 def test_a_limit_that_a_device_does_not_take_is_said(sessions: Any, capsys: Any, limit: Any, said: bool) -> None:
-    with ranks.opened(run_with(limit), None) as session:
+    with ranks.open_session(run_with(limit), None) as session:
         assert type(session).__name__ == "Session"
     message = capsys.readouterr().err
     assert ("runtime.memory_limit_gb=7.0: the memory of first cannot be limited" in message) == bool(message) == said

@@ -52,7 +52,7 @@ def run(monkeypatch, *samples: Sample, figures=None, max_length=40, new_tokens=N
             return dict(figures or {**FIGURES, "prompt": prompt, "batch": batch})
 
     states = iter(f"state {number}" for number in range(100))
-    monkeypatch.setattr(points, "state", lambda device: f"{device}, {next(states)}")
+    monkeypatch.setattr(points, "machine_state", lambda device: f"{device}, {next(states)}")
     monkeypatch.setattr(points, "Meter", Meter)
     loaded: Any = SimpleNamespace(model="model", tokenizer="tokenizer", max_length=max_length, device="cpu")
     strategy = Points(

@@ -10,7 +10,7 @@ import pytest
 
 from kvbench.errors import DataError, ModelError
 from kvbench.models.random_weights import byte_tokenizer
-from kvbench.runner.prompting import EncodedPrompt, answer_ids, encode, end_ids, pad, prompt_limit, wrapper
+from kvbench.runner.prompting import EncodedPrompt, answer_ids, encode_prompt, end_ids, pad, prompt_limit, wrapper
 from kvbench.tasks.base import PromptRules, Sample
 
 TEXT = string.ascii_letters + string.digits[:8]  # 60 characters, each of them once
@@ -31,7 +31,7 @@ def text_of(tokenizer, ids) -> str:
 
 
 def longbench(tokenizer, limit: int, room: int | None = None, chat: str = "none", **changes: Any) -> EncodedPrompt:
-    return encode(sample(truncation="longbench", **changes), tokenizer, chat=chat, limit=limit, room=room)
+    return encode_prompt(sample(truncation="longbench", **changes), tokenizer, chat=chat, limit=limit, room=room)
 
 
 def test_longbenchs_limit_does_not_count_the_wrapper(tokenizer) -> None:
@@ -45,7 +45,7 @@ def test_a_text_within_longbenchs_limit_stays_whole(tokenizer) -> None:
     prompt = longbench(tokenizer, 61, chat="<<{prompt}>>", context_span=(3, 50))
     assert text_of(tokenizer, prompt.ids) == f"<<{TEXT}>>" and prompt.removed == 0
     assert text_of(tokenizer, prompt.ids[slice(*prompt.context_span)]) == TEXT[3:50]
-    assert encode(sample(truncation="longbench"), tokenizer) == encode(sample(), tokenizer)
+    assert encode_prompt(sample(truncation="longbench"), tokenizer) == encode_prompt(sample(), tokenizer)
 
 
 @pytest.mark.parametrize("span", [(0, 60), (3, 55), (20, 40), (5, 58), (3, 20), (40, 55)])
@@ -69,30 +69,32 @@ def test_a_wrapped_text_that_does_not_fit_is_cut_further(tokenizer) -> None:
 
 def test_a_prompt_given_in_token_ids_is_used_unchanged(tokenizer) -> None:
     given = sample(rules=PromptRules(ids=tuple(range(2048)), ids_context=(2, 7)))
-    assert encode(given, tokenizer, chat="<{prompt}>", limit=10, room=2048) == EncodedPrompt(tuple(range(2048)), (2, 7))
-    assert encode(given, tokenizer, limit=2048).ids == encode(given, tokenizer).ids == tuple(range(2048))
+    assert encode_prompt(given, tokenizer, chat="<{prompt}>", limit=10, room=2048) == EncodedPrompt(
+        tuple(range(2048)), (2, 7)
+    )
+    assert encode_prompt(given, tokenizer, limit=2048).ids == encode_prompt(given, tokenizer).ids == tuple(range(2048))
     with pytest.raises(DataError, match=r"2048 tokens, but only 2047(.|\n)*lengths=\[1024\]"):
-        encode(given, tokenizer, limit=9999, room=2047)
+        encode_prompt(given, tokenizer, limit=9999, room=2047)
     with pytest.raises(DataError, match=r"only 1000(.|\n)*lengths=\[1000\]"):
-        encode(given, tokenizer, limit=1000)
+        encode_prompt(given, tokenizer, limit=1000)
 
 
 def test_a_prompt_may_be_as_long_as_the_limit(tokenizer) -> None:
-    assert encode(sample(), tokenizer, limit=61).removed == 0
-    assert encode(sample(), tokenizer, limit=60).removed == 1
+    assert encode_prompt(sample(), tokenizer, limit=61).removed == 0
+    assert encode_prompt(sample(), tokenizer, limit=60).removed == 1
 
 
 @pytest.mark.parametrize(("limit", "fits"), [(7, True), (6, False)])
 def test_two_tokens_of_the_text_are_the_least_beside_the_wrapper(tokenizer, limit, fits) -> None:
     if fits:
-        assert text_of(tokenizer, encode(sample(), tokenizer, chat="<<{prompt}>>", limit=limit).ids) == "<<a7>>"
+        assert text_of(tokenizer, encode_prompt(sample(), tokenizer, chat="<<{prompt}>>", limit=limit).ids) == "<<a7>>"
         return
     with pytest.raises(DataError, match=f"prompt limit of {limit} tokens is too small.*\n.*model.prompt_limit"):
-        encode(sample(), tokenizer, chat="<<{prompt}>>", limit=limit)
+        encode_prompt(sample(), tokenizer, chat="<<{prompt}>>", limit=limit)
 
 
 def test_an_odd_room_keeps_one_more_of_the_end(tokenizer) -> None:
-    text = text_of(tokenizer, encode(sample(), tokenizer, chat="<{prompt}>", limit=3 + 5).ids)
+    text = text_of(tokenizer, encode_prompt(sample(), tokenizer, chat="<{prompt}>", limit=3 + 5).ids)
     assert text == f"<{TEXT[:2]}{TEXT[-3:]}>"
 
 
@@ -101,10 +103,10 @@ def test_a_system_turn_comes_first_and_only_with_the_tokenizers_template() -> No
     turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     tokenizer.chat_template = turns + "{% if add_generation_prompt %}<assistant>{% endif %}"
     ruled = sample(prompt="abc", rules=PromptRules(system="Be brief."))
-    prompt = encode(ruled, tokenizer, chat="template")
+    prompt = encode_prompt(ruled, tokenizer, chat="template")
     assert text_of(tokenizer, prompt.ids) == "<system>Be brief.<user>abc<assistant>"
     assert tokenizer.bos_token_id not in prompt.ids
-    assert text_of(tokenizer, encode(ruled, tokenizer, chat="<{prompt}>").ids) == "<abc>"
+    assert text_of(tokenizer, encode_prompt(ruled, tokenizer, chat="<{prompt}>").ids) == "<abc>"
     tokenizer.chat_template = "{{ raise_exception('no system turn') }}"
     with pytest.raises(ModelError, match=r"rejects a system turn: no system turn\n  hint: set dataset\.system=null"):
         wrapper("template", tokenizer, "Be brief.")
@@ -123,7 +125,7 @@ def test_a_wrapper_is_split_at_the_prompt() -> None:
 def test_a_tokenizer_without_offsets_is_refused() -> None:
     slow: Any = SimpleNamespace(is_fast=False)
     with pytest.raises(ModelError, match="SimpleNamespace does not return character offsets"):
-        encode(sample(), slow)
+        encode_prompt(sample(), slow)
 
 
 def test_the_end_text_ends_an_answer_by_its_last_token(tokenizer) -> None:

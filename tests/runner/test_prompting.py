@@ -8,7 +8,7 @@ import pytest
 
 from kvbench.errors import DataError, ModelError
 from kvbench.models.random_weights import byte_tokenizer
-from kvbench.runner.prompting import encode, longbench_cut, pad, prompt_limit, wrapper
+from kvbench.runner.prompting import encode_prompt, longbench_cut, pad, prompt_limit, wrapper
 from kvbench.tasks.base import PromptRules, Sample
 
 CONTEXT = "0123456789" * 5
@@ -38,28 +38,28 @@ def text_of(tokenizer, ids) -> str:
 
 
 def test_context_span_in_tokens(tokenizer):
-    prompt = encode(sample(), tokenizer)
+    prompt = encode_prompt(sample(), tokenizer)
     assert text_of(tokenizer, prompt.ids[slice(*prompt.context_span)]) == CONTEXT
     assert prompt.ids[0] == tokenizer.bos_token_id
     assert prompt.removed == 0
 
 
 def test_special_tokens_before_a_context_that_begins_the_prompt_are_outside_of_it(tokenizer):
-    prompt = encode(sample(prompt=CONTEXT + "\nAnswer:", context_span=(0, len(CONTEXT))), tokenizer)
+    prompt = encode_prompt(sample(prompt=CONTEXT + "\nAnswer:", context_span=(0, len(CONTEXT))), tokenizer)
     assert prompt.ids[0] == tokenizer.bos_token_id
     assert prompt.context_span == (1, 1 + len(CONTEXT))
 
 
 def test_characters_of_several_bytes(tokenizer):
     context = "naïve – 日本"
-    prompt = encode(sample(context), tokenizer)
+    prompt = encode_prompt(sample(context), tokenizer)
     assert text_of(tokenizer, prompt.ids[slice(*prompt.context_span)]) == context
 
 
 @pytest.mark.parametrize("limit", range(20, 66))
 def test_the_middle_goes_and_the_span_follows(tokenizer, limit):
-    whole = encode(sample(), tokenizer)
-    prompt = encode(sample(), tokenizer, limit=limit)
+    whole = encode_prompt(sample(), tokenizer)
+    prompt = encode_prompt(sample(), tokenizer, limit=limit)
     assert len(prompt.ids) == limit
     assert prompt.removed == len(whole.ids) - limit
     assert prompt.ids[:5] == whole.ids[:5]
@@ -73,7 +73,7 @@ def test_the_middle_goes_and_the_span_follows(tokenizer, limit):
 @pytest.mark.parametrize("limit", [31, 40])
 def test_the_span_keeps_what_is_left_of_a_context_that_begins_or_ends_in_the_cut(tokenizer, span, limit):
     text = string.ascii_letters + string.digits[:8]  # 60 characters, each of them once
-    prompt = encode(sample(prompt=text, context_span=span), tokenizer, limit=limit)
+    prompt = encode_prompt(sample(prompt=text, context_span=span), tokenizer, limit=limit)
     kept = text_of(tokenizer, prompt.ids)
     inside = text_of(tokenizer, prompt.ids[slice(*prompt.context_span)]) if prompt.context_span else ""
     assert len(prompt.ids) == limit and len(kept) in (limit, limit - 1)
@@ -90,12 +90,12 @@ def test_longbenchs_cut_counts_what_it_removed_and_an_odd_limit_loses_one_more(t
 
 def test_a_task_may_refuse(tokenizer):
     with pytest.raises(DataError, match="toy/0: the prompt has 65 tokens, but at most 40 are allowed"):
-        encode(sample(truncation="refuse"), tokenizer, limit=40)
-    assert encode(sample(truncation="refuse"), tokenizer, limit=65).removed == 0
+        encode_prompt(sample(truncation="refuse"), tokenizer, limit=40)
+    assert encode_prompt(sample(truncation="refuse"), tokenizer, limit=65).removed == 0
 
 
 def test_a_literal_wrapper_stays_whole(tokenizer):
-    prompt = encode(sample(), tokenizer, chat="[INST]{prompt}[/INST]", limit=50)
+    prompt = encode_prompt(sample(), tokenizer, chat="[INST]{prompt}[/INST]", limit=50)
     text = text_of(tokenizer, prompt.ids)
     assert text.startswith("[INST]Read: ")
     assert text.endswith("Answer:[/INST]")
@@ -106,12 +106,12 @@ def test_a_literal_wrapper_stays_whole(tokenizer):
 
 def test_a_wrapper_longer_than_the_limit_is_refused(tokenizer):
     with pytest.raises(DataError, match="chat template"):
-        encode(sample(), tokenizer, chat="x" * 60 + "{prompt}", limit=50)
+        encode_prompt(sample(), tokenizer, chat="x" * 60 + "{prompt}", limit=50)
 
 
 def test_a_sample_may_go_without_the_wrapper(tokenizer):
-    bare = encode(sample(rules=PromptRules(chat=False)), tokenizer, chat="[INST]{prompt}[/INST]")
-    assert bare == encode(sample(), tokenizer)
+    bare = encode_prompt(sample(rules=PromptRules(chat=False)), tokenizer, chat="[INST]{prompt}[/INST]")
+    assert bare == encode_prompt(sample(), tokenizer)
 
 
 def test_the_tokenizers_own_template():
@@ -121,13 +121,13 @@ def test_the_tokenizers_own_template():
     tokenizer.chat_template = "<s>{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<assistant>"
     before, after, special = wrapper("template", tokenizer)
     assert (before, after, special) == ("<s><user>", "<assistant>", False)
-    prompt = encode(sample(), tokenizer, chat="template")
+    prompt = encode_prompt(sample(), tokenizer, chat="template")
     assert prompt.ids.count(tokenizer.bos_token_id) == 1
     assert text_of(tokenizer, prompt.ids[slice(*prompt.context_span)]) == CONTEXT
 
 
 def test_a_batch_is_padded_on_the_left(tokenizer):
-    prompts = [encode(sample(CONTEXT[:n]), tokenizer) for n in (10, 50, 30)]
+    prompts = [encode_prompt(sample(CONTEXT[:n]), tokenizer) for n in (10, 50, 30)]
     ids, mask, told = pad(prompts, ["q", "r", "s"], 0, "cpu")
     assert ids.shape == (3, 65)
     assert told.starts == [40, 0, 20]
@@ -140,7 +140,7 @@ def test_a_batch_is_padded_on_the_left(tokenizer):
 
 
 def test_equal_rows_need_no_mask(tokenizer):
-    prompts = [encode(sample(), tokenizer)] * 2
+    prompts = [encode_prompt(sample(), tokenizer)] * 2
     assert pad(prompts, ["", ""], 0, "cpu")[1] is None
 
 

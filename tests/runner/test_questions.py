@@ -16,7 +16,7 @@ from kvbench.models.random_weights import byte_tokenizer
 from kvbench.results.samples import MEASURED
 from kvbench.runner import questions
 from kvbench.runner.prompting import sample_seed
-from kvbench.runner.questions import SharedTexts, joined
+from kvbench.runner.questions import SharedTexts, join_generations
 from kvbench.runner.rows import Machine
 from kvbench.tasks.base import PromptRules, Sample
 from kvbench.tasks.work import AskQuestions, Question
@@ -46,11 +46,11 @@ def answer(finish: str, tokens: tuple[int, ...] = (1,), ttft_s: float = 0.5) -> 
     ],
 )
 def test_one_answer_that_was_cut_is_enough_for_the_row_to_be_cut(finishes, finish) -> None:
-    assert joined([answer(name) for name in finishes]).finish == [finish]
+    assert join_generations([answer(name) for name in finishes]).finish == [finish]
 
 
 def test_tokens_times_and_likelihoods_are_of_all_answers_and_the_first_token_is_of_the_first() -> None:
-    whole = joined([answer("eos", (1, 2), ttft_s=0.5), answer("eos", (3, 4, 5), ttft_s=0.125)])
+    whole = join_generations([answer("eos", (1, 2), ttft_s=0.5), answer("eos", (3, 4, 5), ttft_s=0.125)])
     assert whole.tokens == [[1, 2, 3, 4, 5]] and whole.text == ["12\n345"]
     assert whole.step_s == [0.25] * 3 and whole.ttft_s == 0.5
     assert whole.answer_nll == [(3.0, 4)]
@@ -62,7 +62,7 @@ def test_rounds_are_of_all_answers_and_the_prompt_of_the_first() -> None:
     first.rounds.append(rounds[0])
     second.rounds.append(rounds[1])
     second.prompt_tokens[0] = 9
-    whole = joined([first, second])
+    whole = join_generations([first, second])
     assert whole.rounds == rounds and whole.prompt_tokens == [7]
     assert whole.stepping == "eager (several questions on one cache)" and whole.capture_s == 0.0
 
@@ -191,6 +191,6 @@ def test_answers_by_speculation_keep_the_steps_of_their_rounds(monkeypatch) -> N
     from kvbench.runner import questions as module
 
     plain = asked(monkeypatch)
-    monkeypatch.setattr(module, "joined", lambda generations: joined(speculated()))
+    monkeypatch.setattr(module, "join_generations", lambda generations: join_generations(speculated()))
     row = asked(monkeypatch).rows[0]
     assert plain.rows[0][MEASURED]["decoded"] == 1 and row[MEASURED]["decoded"] == 4

@@ -103,23 +103,23 @@ def test_a_batch_of_several_is_settled_and_each_row_is_merged_with_its_own() -> 
 
 
 def test_what_all_do_is_done_when_all_have_done_it() -> None:
-    assert ranks.together(None, lambda: 3) == 3
+    assert ranks.on_every_rank(None, lambda: 3) == 3
     team: Any = Team()
-    assert ranks.together(team, lambda: 3) == 3
+    assert ranks.on_every_rank(team, lambda: 3) == 3
     assert team.calls == [("settle", None, None, ranks.LOADING_S)]
     error = OSError("no weights")
     with pytest.raises(OSError, match="no weights"):
-        ranks.together(team, lambda: (_ for _ in ()).throw(error))
+        ranks.on_every_rank(team, lambda: (_ for _ in ()).throw(error))
     assert team.calls[-1] == ("settle", None, error, ranks.LOADING_S)
 
 
 def test_one_process_joins_nobody_and_a_measurement_is_of_one() -> None:
     alone: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel=None), task=ToyTask())
-    with ranks.joined(alone) as team:
+    with ranks.joined_ranks(alone) as team:
         assert team is None
     measuring: Any = SimpleNamespace(single_process=True)
     many: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel="auto"), task=measuring)
-    with pytest.raises(CombinationError, match="memory and time of a single process"), ranks.joined(many):
+    with pytest.raises(CombinationError, match="memory and time of a single process"), ranks.joined_ranks(many):
         pass
 
 
@@ -138,8 +138,8 @@ def test_what_ends_a_run_here_is_passed_on_where_others_may_wait(
     many: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel="auto"), task=ToyTask())
     team: Any = Team(rank)
     team.announced = told
-    monkeypatch.setattr("kvbench.models.devices.joined", lambda runtime: team)
-    with pytest.raises(type(error)), ranks.joined(many) as found:
+    monkeypatch.setattr("kvbench.models.devices.join_team", lambda runtime: team)
+    with pytest.raises(type(error)), ranks.joined_ranks(many) as found:
         assert found is team and team.calls == [("open",)]
         raise error
     assert (("fail", error) in team.calls) == passed_on
@@ -149,13 +149,13 @@ def test_what_ends_a_run_here_is_passed_on_where_others_may_wait(
 def test_an_error_that_came_from_the_others_is_not_sent_back(monkeypatch: pytest.MonkeyPatch) -> None:
     many: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel="auto"), task=ToyTask())
     team: Any = Team(1)
-    monkeypatch.setattr("kvbench.models.devices.joined", lambda runtime: team)
+    monkeypatch.setattr("kvbench.models.devices.join_team", lambda runtime: team)
     team.shared = ValueError("theirs")
-    with pytest.raises(ValueError, match="theirs"), ranks.joined(many):
+    with pytest.raises(ValueError, match="theirs"), ranks.joined_ranks(many):
         raise team.shared
     assert team.calls == [("open",)]
     team.calls.clear()
-    with ranks.joined(many):
+    with ranks.joined_ranks(many):
         pass
     assert team.calls == [("open",)]
 
@@ -198,7 +198,7 @@ def following(
     def opened(*_: Any) -> Any:
         yield SimpleNamespace(plan=lambda samples: list(batches(samples, 1)), rows=noted)
 
-    monkeypatch.setattr(ranks, "opened", opened)
+    monkeypatch.setattr(ranks, "open_session", opened)
     return ranks.follow(replace(checked_config(config(tmp_path)), task=ToyTask()), team), done  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.runner.remarks import note, shown, untouched
+from kvbench.runner.remarks import note, shown_excerpts, untouched
 from kvbench.tasks.base import Sample
 
 
@@ -65,8 +65,8 @@ def test_a_method_that_keeps_every_token_of_every_sample_is_noted(
 @pytest.mark.parametrize("count", [0, 1, 239, 240, 241, 479, 480, 481])
 def test_loggers_show_both_ends_of_a_prompt_once(count: int) -> None:
     prompt = "".join(chr(ord("a") + index % 26) for index in range(count))
-    parts = shown(Sample(id="a", task="a", prompt=prompt, answers=("one", "two"), max_new_tokens=1))
+    parts = shown_excerpts(Sample(id="a", task="a", prompt=prompt, answers=("one", "two"), max_new_tokens=1))
     head, tail = parts["prompt_head"], parts["prompt_tail"]
     assert (len(head), len(tail)) == (min(count, 240), min(max(count - 240, 0), 240))
     assert prompt.startswith(head) and prompt.endswith(tail) and parts["reference"] == "one"
-    assert shown(Sample(id="a", task="a", prompt=prompt, answers=(), max_new_tokens=1))["reference"] == ""
+    assert shown_excerpts(Sample(id="a", task="a", prompt=prompt, answers=(), max_new_tokens=1))["reference"] == ""

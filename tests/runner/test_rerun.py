@@ -13,7 +13,7 @@ from kvbench.results import samples
 from kvbench.results.samples import MEASURED, outputs
 from kvbench.results.sweeps import TOKEN
 from kvbench.runner import sources
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from kvbench.runner.session import Session
 from kvbench.runner.together import run_together
 from tests.run_files import on_disk, store_of
@@ -49,11 +49,11 @@ def rewrite(metrics: dict[str, Any], **changes: Any) -> dict[str, samples.Row]:
 
 
 def again(folder: Path, mode: Any = "times", **dataset: Any) -> dict[str, Any]:
-    return run(config(folder, runtime={"rerun": mode}, dataset=dataset))
+    return answer_run(config(folder, runtime={"rerun": mode}, dataset=dataset))
 
 
 def test_times_are_made_again_and_answers_are_kept(tmp_path: Path, ran: list[str], capsys: Any) -> None:
-    first = run(config(tmp_path))
+    first = answer_run(config(tmp_path))
     before = rewrite(first, **{"second/1": {"prediction": "something else", "scores": {"score": 0.125, "length": 1.0}}})
     ran.clear()
     capsys.readouterr()
@@ -72,7 +72,7 @@ def test_times_are_made_again_and_answers_are_kept(tmp_path: Path, ran: list[str
 
 
 def test_all_is_made_anew(tmp_path: Path, ran: list[str]) -> None:
-    first = run(config(tmp_path))
+    first = answer_run(config(tmp_path))
     honest = {name: outputs(row) for name, row in store_of(first).samples().rows.items()}
     rewrite(first, **{"second/1": {"prediction": "something else"}})
     ran.clear()
@@ -85,7 +85,7 @@ def test_all_is_made_anew(tmp_path: Path, ran: list[str]) -> None:
 def test_what_was_cut_off_goes_on_where_it_stopped(
     tmp_path: Path, ran: list[str], monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    first = run(config(tmp_path))
+    first = answer_run(config(tmp_path))
     rewrite(first)
     ran.clear()
     counted = Session.rows
@@ -109,7 +109,7 @@ def test_what_was_cut_off_goes_on_where_it_stopped(
 def test_a_job_of_a_sweep_is_repeated_once_for_that_sweep(
     tmp_path: Path, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(config(tmp_path))
+    answer_run(config(tmp_path))
     monkeypatch.setenv(TOKEN, "one")
     again(tmp_path)
     again(tmp_path)
@@ -123,7 +123,7 @@ def test_a_job_of_a_sweep_is_repeated_once_for_that_sweep(
 def test_older_code_is_made_anew_but_has_no_new_times(
     tmp_path: Path, ran: list[str], monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    run(config(tmp_path))
+    answer_run(config(tmp_path))
     now = sources.code(config(tmp_path))
     monkeypatch.setattr(sources, "code", lambda config: {**now, "method": "0" * 12})
     if mode == "all":
@@ -148,7 +148,7 @@ def test_memory_that_ran_out_is_tried_again_under_all_alone(
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "rows", full)
-        assert run(config(tmp_path))["status"] == "oom"
+        assert answer_run(config(tmp_path))["status"] == "oom"
     ran.clear()
     done = again(tmp_path, mode)
     assert (done["status"], len(ran)) == {True: ("oom", 0), "times": ("oom", 2), "all": ("ok", 4)}[mode]
@@ -160,9 +160,9 @@ def test_runs_over_one_prefill_are_repeated_together(tmp_path: Path, ran: list[s
     runs = [config(tmp_path, name) for name in ("fp16", "kivi")]
     made = [store_of(result).samples().rows for result in run_together(runs)]  # type: ignore[arg-type]
     batches: list[int] = []
-    real = shared_prefill.rows
+    real = shared_prefill.shared_rows
     monkeypatch.setattr(
-        shared_prefill, "rows", lambda sessions, batch: batches.append(len(sessions)) or real(sessions, batch)
+        shared_prefill, "shared_rows", lambda sessions, batch: batches.append(len(sessions)) or real(sessions, batch)
     )
     repeated = run_together([{**one, "runtime": {**one["runtime"], "rerun": "times"}} for one in runs])
     assert batches == [2] * 4
@@ -188,9 +188,9 @@ def test_points_are_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Meter, "point", point)
     data = {"_target_": "kvbench.tasks.efficiency.Efficiency", "name": "efficiency", "prompts": [32], "batches": [1, 2]}
     settings = {**config(tmp_path, "fp16"), "dataset": {**data, "new_tokens": 2, "repeats": 1, "warm_up": 2}}
-    run(settings)
+    answer_run(settings)
     assert measured == [(32, 1), (32, 2)]
-    run({**settings, "runtime": {**settings["runtime"], "rerun": "times"}})
+    answer_run({**settings, "runtime": {**settings["runtime"], "rerun": "times"}})
     assert measured == [(32, 1), (32, 2)] * 2
 
 
@@ -211,7 +211,7 @@ def test_predictions_of_given_tokens_are_repeated_for_their_memory(
         },
     }[kind]
     plain = {**config(tmp_path), "dataset": {**options, "name": kind, "limit": 2}}
-    first = run(plain)
+    first = answer_run(plain)
     rows = store_of(first).samples().rows
     name, row = next(iter(rows.items()))
     if kind == "perplexity":
@@ -220,7 +220,7 @@ def test_predictions_of_given_tokens_are_repeated_for_their_memory(
         other = {"fidelity": {**row["fidelity"], "kld": [value + 0.01 for value in row["fidelity"]["kld"]]}}
     rewrite(first, **{name: other})
     ran.clear()
-    done = run({**plain, "runtime": {**plain["runtime"], "rerun": "times"}})
+    done = answer_run({**plain, "runtime": {**plain["runtime"], "rerun": "times"}})
     after = store_of(done).samples().rows
     assert len(ran) == 2 and done["status"] == "ok"
     assert {key: outputs(one) for key, one in after.items()} == {

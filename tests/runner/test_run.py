@@ -18,7 +18,7 @@ from kvbench.results.labels import labels
 from kvbench.results.samples import DiskError, outputs
 from kvbench.runner.remarks import untouched
 from kvbench.runner.resolve import settled as settle
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests.run_files import on_disk, store_of, validate
 from tests.run_support import ARCHITECTURE, ToyTask, config
 
@@ -29,7 +29,7 @@ def no_model(monkeypatch) -> None:
     def refuse(*_):
         raise AssertionError("the model was loaded although nothing is missing")
 
-    monkeypatch.setattr("kvbench.runner.session.load", refuse)
+    monkeypatch.setattr("kvbench.runner.session.load_model", refuse)
 
 
 def broken(monkeypatch, error: Callable | BaseException, when=lambda sample: True) -> None:
@@ -47,7 +47,7 @@ def broken(monkeypatch, error: Callable | BaseException, when=lambda sample: Tru
 
 
 def test_a_run_leaves_what_it_promises(tmp_path):
-    metrics = run(config(tmp_path))
+    metrics = answer_run(config(tmp_path))
     content = on_disk(metrics)
     assert content["status"] == "ok"
     assert list(content["scores"]) == ["first", "second@64"]
@@ -71,8 +71,8 @@ def test_a_run_leaves_what_it_promises(tmp_path):
 
 
 def test_weights_in_4_bits_are_said_and_make_another_setting(tmp_path):
-    exact = run(config(tmp_path, model={"weights": "random"}))
-    rounded = run(config(tmp_path, model={"weights": "random_int4"}))
+    exact = answer_run(config(tmp_path, model={"weights": "random"}))
+    rounded = answer_run(config(tmp_path, model={"weights": "random_int4"}))
     assert "weights" not in exact["env"] and "weights" not in exact["config"]
     form = rounded["env"]["weights"]
     assert (form["source"], form["bits"], form["groups"], form["head"]) == ("rounded", 4, [64], False)
@@ -83,34 +83,34 @@ def test_weights_in_4_bits_are_said_and_make_another_setting(tmp_path):
 
 
 def test_the_warm_up_is_the_longest_prompt_and_says_so(tmp_path):
-    rows = store_of(run(config(tmp_path))).samples().rows
+    rows = store_of(answer_run(config(tmp_path))).samples().rows
     assert next(iter(rows)) == max(rows, key=lambda name: rows[name]["prompt_tokens"])
     assert [row["measured"]["warm_up"] for row in rows.values()] == [True, False, False, False]
 
 
 def test_the_same_run_again_loads_nothing(tmp_path, monkeypatch):
-    first = run(config(tmp_path))
+    first = answer_run(config(tmp_path))
     no_model(monkeypatch)
-    again = run(config(tmp_path, runtime={"batch_size": 2, "prefill_chunk": 16}))
+    again = answer_run(config(tmp_path, runtime={"batch_size": 2, "prefill_chunk": 16}))
     assert {**again, "config": None} == {**first, "config": None}
 
 
 def test_a_larger_limit_adds_samples_and_a_smaller_one_takes_fewer(tmp_path, monkeypatch):
-    run(config(tmp_path, dataset={"limit": 2}))
-    metrics = run(config(tmp_path, dataset={"limit": 5}))
+    answer_run(config(tmp_path, dataset={"limit": 2}))
+    metrics = answer_run(config(tmp_path, dataset={"limit": 5}))
     assert metrics["samples"]["done"] == 5
     rows = store_of(metrics).samples().rows
-    undisturbed = store_of(run(config(tmp_path / "other", dataset={"limit": 5}))).samples().rows
+    undisturbed = store_of(answer_run(config(tmp_path / "other", dataset={"limit": 5}))).samples().rows
     assert {k: outputs(row) for k, row in rows.items()} == {k: outputs(row) for k, row in undisturbed.items()}
     no_model(monkeypatch)
-    assert run(config(tmp_path, dataset={"limit": 3}))["samples"]["done"] == 3
+    assert answer_run(config(tmp_path, dataset={"limit": 3}))["samples"]["done"] == 3
 
 
 def test_another_scorer_version_scores_anew_without_the_model(tmp_path, monkeypatch):
-    before = run(config(tmp_path))
+    before = answer_run(config(tmp_path))
     no_model(monkeypatch)
     monkeypatch.setattr(ToyTask, "scorer_version", 2, raising=False)
-    after = run(config(tmp_path, dataset={"scorer_version": 2}))
+    after = answer_run(config(tmp_path, dataset={"scorer_version": 2}))
     assert after["run_id"] == before["run_id"]
     for key, entry in on_disk(after)["scores"].items():
         assert entry["scorer_version"] == 2
@@ -119,23 +119,25 @@ def test_another_scorer_version_scores_anew_without_the_model(tmp_path, monkeypa
 
 
 def test_paired_differences_whichever_run_comes_first(tmp_path):
-    kivi = run(config(tmp_path, "kivi"))
+    kivi = answer_run(config(tmp_path, "kivi"))
     assert kivi["scores"]["first"]["vs_fp16"] is None
-    full = run(config(tmp_path, "fp16", dataset={"limit": 2}))
+    full = answer_run(config(tmp_path, "fp16", dataset={"limit": 2}))
     assert full["scores"]["first"]["vs_fp16"] is None
     assert full["baseline"] is None
     paired = json.loads((Path(kivi["run_dir"]) / "metrics.json").read_text())
     validate(paired)
     assert paired["scores"]["first"]["vs_fp16"]["n"] == 1  # fp16 has two samples, one of each task
     assert paired["baseline"] == full["run_id"]
-    later = run(config(tmp_path, "kivi", method={"residual": 64}))
+    later = answer_run(config(tmp_path, "kivi", method={"residual": 64}))
     assert later["scores"]["first"]["vs_fp16"]["n"] == 1
     assert later["scores"]["first"]["nll"]["vs_fp16"]["n"] == 1
 
 
 def test_a_batch_gives_the_rows_of_one_by_one(tmp_path):
-    alone = store_of(run(config(tmp_path / "a", dataset={"limit": 6}))).samples().rows
-    together = store_of(run(config(tmp_path / "b", dataset={"limit": 6}, runtime={"batch_size": 4}))).samples().rows
+    alone = store_of(answer_run(config(tmp_path / "a", dataset={"limit": 6}))).samples().rows
+    together = (
+        store_of(answer_run(config(tmp_path / "b", dataset={"limit": 6}, runtime={"batch_size": 4}))).samples().rows
+    )
     for name, row in alone.items():
         other = together[name]
         assert other["prediction"] == row["prediction"]
@@ -145,19 +147,19 @@ def test_a_batch_gives_the_rows_of_one_by_one(tmp_path):
 
 def test_sampled_rows_do_not_depend_on_what_was_left_to_do(tmp_path):
     decoding = {"temperature": 1.0, "top_p": 0.9}
-    run(config(tmp_path / "a", dataset={"limit": 2}, decoding=decoding))
-    resumed = store_of(run(config(tmp_path / "a", dataset={"limit": 6}, decoding=decoding))).samples().rows
-    whole = store_of(run(config(tmp_path / "b", dataset={"limit": 6}, decoding=decoding))).samples().rows
+    answer_run(config(tmp_path / "a", dataset={"limit": 2}, decoding=decoding))
+    resumed = store_of(answer_run(config(tmp_path / "a", dataset={"limit": 6}, decoding=decoding))).samples().rows
+    whole = store_of(answer_run(config(tmp_path / "b", dataset={"limit": 6}, decoding=decoding))).samples().rows
     assert {k: row["tokens"] for k, row in resumed.items()} == {k: row["tokens"] for k, row in whole.items()}
     assert len({tuple(row["tokens"]) for row in whole.values()}) > 1
 
 
 def test_long_prompts_are_cut_and_counted_or_refused(tmp_path):
-    metrics = run(config(tmp_path, model={"prompt_limit": 100}))
+    metrics = answer_run(config(tmp_path, model={"prompt_limit": 100}))
     rows = store_of(metrics).samples().rows.values()
     assert metrics["samples"]["truncated"] == sum(row["truncated"] > 0 for row in rows) == 3
     assert max(row["prompt_tokens"] for row in rows) == 100
-    refused = run(config(tmp_path, model={"prompt_limit": 100}, dataset={"truncation": "refuse", "words": 9}))
+    refused = answer_run(config(tmp_path, model={"prompt_limit": 100}, dataset={"truncation": "refuse", "words": 9}))
     assert refused["status"] == "error"
     assert "the task does not allow the prompt to be cut" in on_disk(refused)["error"]
 
@@ -168,16 +170,16 @@ def test_out_of_memory_is_a_result_and_final(tmp_path, monkeypatch):
     )
     with monkeypatch.context() as patch:
         broken(patch, error, when=lambda sample: sample.id == "first/2")
-        metrics = run(config(tmp_path))
+        metrics = answer_run(config(tmp_path))
     assert on_disk(metrics)["status"] == "oom"
     assert metrics["oom"]["bytes_asked"] == 3 * 2**30
     assert metrics["oom"]["sample"] == "first/2"
     with monkeypatch.context() as patch:
         no_model(patch)
-        again = run(config(tmp_path))
+        again = answer_run(config(tmp_path))
     assert on_disk(again)["status"] == "oom"
     assert again["oom"]["bytes_asked"] == 3 * 2**30
-    retried = run(config(tmp_path, runtime={"retry": "oom"}))
+    retried = answer_run(config(tmp_path, runtime={"retry": "oom"}))
     assert retried["status"] == "ok"
     assert retried["oom"] is None
     assert retried["samples"]["done"] == 4
@@ -186,22 +188,22 @@ def test_out_of_memory_is_a_result_and_final(tmp_path, monkeypatch):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux counts private memory")
 def test_memory_really_runs_out(tmp_path, monkeypatch):
     big = {"architecture": {**ARCHITECTURE, "intermediate_size": 160_000}, "dtype": "float32"}  # 0.23 GiB of weights
-    metrics = run(config(tmp_path, model=big, runtime={"memory_limit_gb": 0.25}))
+    metrics = answer_run(config(tmp_path, model=big, runtime={"memory_limit_gb": 0.25}))
     assert on_disk(metrics)["status"] == "oom"
     assert metrics["oom"]["bytes_asked"] > 160_000 * 4
     bigger = {"architecture": {**ARCHITECTURE, "intermediate_size": 2_000_000}}
     with monkeypatch.context() as patch, pytest.raises(ConfigError, match=r"limit_gb=0\.25: the weights of .* alone"):
         no_model(patch)
-        run(config(tmp_path, model=bigger, runtime={"memory_limit_gb": 0.25}))
-    assert run(config(tmp_path, runtime={"memory_limit_gb": 4.0}))["status"] == "ok"
+        answer_run(config(tmp_path, model=bigger, runtime={"memory_limit_gb": 0.25}))
+    assert answer_run(config(tmp_path, runtime={"memory_limit_gb": 4.0}))["status"] == "ok"
 
 
 def test_out_of_memory_while_loading(tmp_path, monkeypatch):
     def refuse(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 77 bytes.")
 
-    monkeypatch.setattr("kvbench.runner.session.load", refuse)
-    metrics = run(config(tmp_path))
+    monkeypatch.setattr("kvbench.runner.session.load_model", refuse)
+    metrics = answer_run(config(tmp_path))
     assert on_disk(metrics)["status"] == "oom"
     assert metrics["oom"]["bytes_asked"] == 77
     assert metrics["samples"]["done"] == 0
@@ -210,17 +212,17 @@ def test_out_of_memory_while_loading(tmp_path, monkeypatch):
 def test_a_failing_sample_does_not_cost_the_others(tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         broken(patch, KvbenchError("a bad record"), when=lambda sample: sample.id == "second/1")
-        metrics = run(config(tmp_path))
+        metrics = answer_run(config(tmp_path))
     assert on_disk(metrics)["status"] == "error"
     assert metrics["error"] == "a bad record"
     assert metrics["samples"]["done"] == 3
     assert "second/1: a bad record" in capsys.readouterr().err
-    assert run(config(tmp_path))["status"] == "ok"  # errors are tried again
+    assert answer_run(config(tmp_path))["status"] == "ok"  # errors are tried again
 
 
 def test_a_broken_set_up_gives_up(tmp_path, monkeypatch):
     broken(monkeypatch, ValueError("always"))
-    metrics = run(config(tmp_path, dataset={"limit": 10}))
+    metrics = answer_run(config(tmp_path, dataset={"limit": 10}))
     assert metrics["status"] == "error"
     assert len(metrics["errors"]) == 3
 
@@ -229,9 +231,9 @@ def test_a_model_that_cannot_be_had_is_recorded_and_raised(tmp_path, monkeypatch
     def refuse(*_):
         raise ModelError("model toy: not here")
 
-    monkeypatch.setattr("kvbench.runner.session.load", refuse)
+    monkeypatch.setattr("kvbench.runner.session.load_model", refuse)
     with pytest.raises(ModelError, match="not here"):
-        run(config(tmp_path))
+        answer_run(config(tmp_path))
     (directory,) = tmp_path.iterdir()
     content = json.loads((directory / "metrics.json").read_text())
     validate(content)
@@ -243,27 +245,27 @@ def test_interrupted_is_recorded_and_resumed(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         broken(patch, KeyboardInterrupt(), when=lambda sample: sample.id == "second/1")
         with pytest.raises(KeyboardInterrupt):
-            run(config(tmp_path))
+            answer_run(config(tmp_path))
     (directory,) = tmp_path.iterdir()
     content = json.loads((directory / "metrics.json").read_text())
     validate(content)
     assert content["status"] == "interrupted"
     assert content["samples"]["done"] == 2
-    assert run(config(tmp_path))["samples"]["done"] == 4
+    assert answer_run(config(tmp_path))["samples"]["done"] == 4
 
 
 def test_a_damaged_line_is_said_and_done_again(tmp_path, capsys):
-    metrics = run(config(tmp_path))
+    metrics = answer_run(config(tmp_path))
     path = Path(metrics["run_dir"]) / "samples.jsonl"
-    before = {name: outputs(row) for name, row in samples.read(path).rows.items()}
+    before = {name: outputs(row) for name, row in samples.read_samples(path).rows.items()}
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[1][:40] + b"\xff\xfe" + lines[1][42:] + lines[2] + lines[3][:-30])
     capsys.readouterr()
-    run(config(tmp_path))
+    answer_run(config(tmp_path))
     printed = capsys.readouterr().err
     assert "line 2" in printed
     assert "line 4: incomplete line" in printed
-    assert {name: outputs(row) for name, row in samples.read(path).rows.items()} == before
+    assert {name: outputs(row) for name, row in samples.read_samples(path).rows.items()} == before
 
 
 def test_full_disk_is_said_and_what_is_there_stays(tmp_path, monkeypatch):
@@ -279,21 +281,21 @@ def test_full_disk_is_said_and_what_is_there_stays(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("kvbench.results.samples.append", full)
         with pytest.raises(DiskError, match="no space left"):
-            run(config(tmp_path))
+            answer_run(config(tmp_path))
     (directory,) = tmp_path.iterdir()
-    assert len(samples.read(directory / "samples.jsonl").rows) == 2
-    assert run(config(tmp_path))["samples"]["done"] == 4
+    assert len(samples.read_samples(directory / "samples.jsonl").rows) == 2
+    assert answer_run(config(tmp_path))["samples"]["done"] == 4
 
 
 def test_a_wrong_value_touches_nothing(tmp_path):
     with pytest.raises(ConfigError):
-        run(config(tmp_path, method={"residual": 33}))
+        answer_run(config(tmp_path, method={"residual": 33}))
     assert not list(tmp_path.iterdir())
 
 
 def test_spelling_a_default_out_is_the_same_run(tmp_path):
-    one = run(config(tmp_path, dataset={"limit": 1}))
-    other = run(config(tmp_path, dataset={"limit": 1}, decoding={"top_p": 1.0, "temperature": 0.0}))
+    one = answer_run(config(tmp_path, dataset={"limit": 1}))
+    other = answer_run(config(tmp_path, dataset={"limit": 1}, decoding={"top_p": 1.0, "temperature": 0.0}))
     assert one["run_id"] == other["run_id"]
 
 
@@ -301,7 +303,7 @@ def test_two_samples_of_one_id_are_refused(tmp_path, monkeypatch):
     twice = ToyTask.samples
     monkeypatch.setattr(ToyTask, "samples", lambda self: [*twice(self), *twice(self)])
     with pytest.raises(KvbenchError, match="have the id"):
-        run(config(tmp_path))
+        answer_run(config(tmp_path))
 
 
 def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path, monkeypatch):
@@ -320,7 +322,7 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "rows", terminated)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
-        run(config(tmp_path))
+        answer_run(config(tmp_path))
     assert signal.getsignal(signal.SIGTERM) is before
     (directory,) = tmp_path.iterdir()
     assert json.loads((directory / "metrics.json").read_text())["status"] == "interrupted"
@@ -341,16 +343,16 @@ def test_what_a_method_lacks_is_said_before_the_model_is_loaded(tmp_path, monkey
         raise ModelError("no weights of the encoder")
 
     monkeypatch.setattr(Kivi, "ready", lacks)
-    monkeypatch.setattr("kvbench.runner.session.load", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("kvbench.runner.session.load_model", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(ModelError, match="no weights of the encoder"):
-        run(config(tmp_path))
+        answer_run(config(tmp_path))
     (metrics,) = tmp_path.glob("*/metrics.json")
     assert json.loads(metrics.read_text())["status"] == "error"
 
 
 def test_failures_alike_are_said_once_with_their_count(tmp_path, monkeypatch, capsys):
     broken(monkeypatch, RuntimeError("a broken kernel\nits second line"))
-    metrics = run(config(tmp_path, dataset={"limit": 6}))
+    metrics = answer_run(config(tmp_path, dataset={"limit": 6}))
     printed = capsys.readouterr().err
     assert printed.count("a broken kernel") == 1
     assert (
@@ -367,7 +369,7 @@ def test_failures_alike_are_said_once_with_their_count(tmp_path, monkeypatch, ca
         raise RuntimeError(f"kernel {next(names)}")
 
     monkeypatch.setattr(Session, "rows", differently)
-    run(config(tmp_path / "other", dataset={"limit": 6}))
+    answer_run(config(tmp_path / "other", dataset={"limit": 6}))
     printed = capsys.readouterr().err
     assert [printed.count(f"kernel {name}") for name in "abc"] == [1, 1, 1]
     assert "more samples failed" not in printed
@@ -376,7 +378,7 @@ def test_failures_alike_are_said_once_with_their_count(tmp_path, monkeypatch, ca
 def test_a_method_that_touched_nothing_says_so(tmp_path, capsys):
     from kvbench.results import tables
 
-    quiet = run(config(tmp_path, method={"residual": 256}))
+    quiet = answer_run(config(tmp_path, method={"residual": 256}))
     longest = quiet["samples"]["prompt_tokens"]["max"] + 3
     expected = {"key": "method.residual", "value": 256, "exact": 255, "longest": longest}
     assert on_disk(quiet)["untouched"] == expected
@@ -387,7 +389,7 @@ def test_a_method_that_touched_nothing_says_so(tmp_path, capsys):
     )
     assert sum(words in note for note in tables.notes([quiet])) == 1
     assert words not in capsys.readouterr().err, "it is said once, below the table"
-    packed = run(config(tmp_path))
+    packed = answer_run(config(tmp_path))
     assert on_disk(packed)["untouched"] is None
     assert packed["kv_bytes"]["used"]["codes"] > 0
     assert not any("nothing was packed" in note for note in tables.notes([packed]))

@@ -15,7 +15,7 @@ from kvbench.runner import sources
 from kvbench.runner.batching import batches, plan
 from kvbench.runner.prompting import own_limit, sample_seed
 from kvbench.runner.rows import row_bill
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from kvbench.runner.session import Session
 from kvbench.tasks.base import PromptRules, Sample
 from kvbench.tasks.work import AskQuestions, Question
@@ -24,12 +24,12 @@ from tests.run_support import ToyTask, config
 
 
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.runner.session.load", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("kvbench.runner.session.load_model", lambda *_: pytest.fail("the model was loaded"))
 
 
 def test_every_row_says_which_code_made_it(tmp_path):
-    rows = store_of(run(config(tmp_path))).samples().rows.values()
-    full = store_of(run(config(tmp_path, "fp16"))).samples().rows.values()
+    rows = store_of(answer_run(config(tmp_path))).samples().rows.values()
+    full = store_of(answer_run(config(tmp_path, "fp16"))).samples().rows.values()
     (mine,), (other,) = ({json.dumps(row[MEASURED]["code"]) for row in group} for group in (rows, full))
     mine, other = json.loads(mine), json.loads(other)
     assert set(mine) == {"method", "quantizer", "task", "scorer", "cache", "attention", "decoding", "runner", "model"}
@@ -42,7 +42,7 @@ def test_a_run_without_samples_is_refused(tmp_path, monkeypatch, limit):
     no_model(monkeypatch)
     monkeypatch.setattr(ToyTask, "samples", lambda self: iter(()))
     with pytest.raises(DataError, match="no samples") as error:
-        run(config(tmp_path, dataset={"limit": limit}))
+        answer_run(config(tmp_path, dataset={"limit": limit}))
     assert ("dataset.limit=8" in str(error.value)) == (limit == 0)
     (directory,) = tmp_path.iterdir()
     assert json.loads((directory / "metrics.json").read_text())["status"] == "error"
@@ -50,46 +50,46 @@ def test_a_run_without_samples_is_refused(tmp_path, monkeypatch, limit):
 
 
 def test_an_older_scorers_rows_outside_the_limit_wait_for_their_turn(tmp_path, monkeypatch):
-    run(config(tmp_path, dataset={"limit": 4}))
+    answer_run(config(tmp_path, dataset={"limit": 4}))
     no_model(monkeypatch)
     monkeypatch.setattr(ToyTask, "scorer_version", 2, raising=False)
-    metrics = run(config(tmp_path, dataset={"limit": 2, "scorer_version": 2}))
+    metrics = answer_run(config(tmp_path, dataset={"limit": 2, "scorer_version": 2}))
     assert metrics["status"] == "ok"
     versions = [row["scorer_version"] for row in store_of(metrics).samples().rows.values()]
     assert sorted(versions) == [1, 1, 2, 2]
-    metrics = run(config(tmp_path, dataset={"limit": 4, "scorer_version": 2}))
+    metrics = answer_run(config(tmp_path, dataset={"limit": 4, "scorer_version": 2}))
     assert [row["scorer_version"] for row in store_of(metrics).samples().rows.values()] == [2] * 4
 
 
 def test_what_a_smaller_limit_leaves_out_is_named(tmp_path):
-    whole = run(config(tmp_path, dataset={"limit": 4}))
+    whole = answer_run(config(tmp_path, dataset={"limit": 4}))
     assert whole["samples"]["left_out"] == []
-    part = on_disk(run(config(tmp_path, dataset={"limit": 2})))
+    part = on_disk(answer_run(config(tmp_path, dataset={"limit": 2})))
     assert (part["samples"]["requested"], part["samples"]["done"]) == (2, 2)
     stored = store_of(whole).samples().rows
     assert (
         sorted(part["samples"]["left_out"]) == ["first/2", "second/3"] == sorted(set(stored) - {"first/0", "second/1"})
     )
-    full = run(config(tmp_path, "fp16", dataset={"limit": 4}))
+    full = answer_run(config(tmp_path, "fp16", dataset={"limit": 4}))
     assert full["samples"]["left_out"] == []
     paired = json.loads((Path(part_dir := whole["run_dir"]) / "metrics.json").read_text())
     assert {entry["vs_fp16"]["n"] for entry in paired["scores"].values()} == {1}, part_dir
 
 
 def test_samples_of_another_precision_are_said(tmp_path, capsys):
-    run(config(tmp_path, dataset={"limit": 2}))
+    answer_run(config(tmp_path, dataset={"limit": 2}))
     capsys.readouterr()
     store = next(iter(tmp_path.glob("*/samples.jsonl")))
-    rows = list(samples.read(store).rows.values())
+    rows = list(samples.read_samples(store).rows.values())
     for row in rows:
         row[MEASURED] |= {"dtype": "bfloat16", "arithmetic": "bfloat16"}
     store.unlink()
     samples.append(store, rows)
-    run(config(tmp_path, dataset={"limit": 3}))
+    answer_run(config(tmp_path, dataset={"limit": 3}))
     printed = capsys.readouterr().err
     assert "earlier samples ran in bfloat16, these run in float32" in printed
-    run(config(tmp_path / "other", dataset={"limit": 2}))
-    run(config(tmp_path / "other", dataset={"limit": 3}))
+    answer_run(config(tmp_path / "other", dataset={"limit": 2}))
+    answer_run(config(tmp_path / "other", dataset={"limit": 3}))
     assert "ran in" not in capsys.readouterr().err
 
 
@@ -104,7 +104,7 @@ def test_a_run_gives_up_with_the_third_error(tmp_path, monkeypatch, capsys, limi
         return rows(self, batch)
 
     monkeypatch.setattr(Session, "rows", some)
-    metrics = run(config(tmp_path, dataset={"limit": limit}))
+    metrics = answer_run(config(tmp_path, dataset={"limit": limit}))
     assert ("stopped, because 3 samples failed" in capsys.readouterr().err) == told
     assert len(metrics["errors"]) == failing and metrics["status"] == "error"
     assert len(tried) == (3 if told else limit)
@@ -113,17 +113,17 @@ def test_a_run_gives_up_with_the_third_error(tmp_path, monkeypatch, capsys, limi
 
 
 def test_damaged_environment_is_mended_and_whole_one_left_alone(tmp_path, monkeypatch):
-    metrics = run(config(tmp_path))
+    metrics = answer_run(config(tmp_path))
     path = Path(metrics["run_dir"]) / "env.json"
     content = path.read_bytes()
     assert json.loads(content) == metrics["env"]
     no_model(monkeypatch)
     for damage in (b"", b"{", b"[1]", b"\xff\xfe"):
         path.write_bytes(damage)
-        run(config(tmp_path))
+        answer_run(config(tmp_path))
         assert path.read_bytes() == content
     before = path.stat().st_mtime_ns
-    run(config(tmp_path))
+    answer_run(config(tmp_path))
     assert path.stat().st_mtime_ns == before
 
 
@@ -131,11 +131,11 @@ def test_the_load_of_the_machine_is_recorded(tmp_path, monkeypatch, capsys):
     from kvbench.results import notes
 
     monkeypatch.setattr(notes, "busyness", lambda found: found and "busy with 2 processors")
-    metrics = on_disk(run(config(tmp_path, dataset={"limit": 2})))
+    metrics = on_disk(answer_run(config(tmp_path, dataset={"limit": 2})))
     assert set(metrics["env"]["load"]) == {"cpus", "average", "mhz", "own_cpus", "other_cpus", "held_back"}
     said = [note for note in notes.notes([metrics]) if ": busy with 2 processors" in note]
     assert len(said) == 1 and "runtime.rerun=times" in said[0]
-    again = run(config(tmp_path, dataset={"limit": 2}))
+    again = answer_run(config(tmp_path, dataset={"limit": 2}))
     assert again["env"] == metrics["env"]
     assert "busy" not in capsys.readouterr().err, "it is said once, below the table"
 
@@ -148,7 +148,7 @@ def test_names_that_no_file_system_takes_are_refused(tmp_path, key, name):
         {"runtime": {"results_dir": place}} if key == "results_dir" else {"logger": {"name": "csv", "path": place}}
     )
     with pytest.raises(ConfigError, match=r"more than 255 bytes|File name too long"):
-        run(config(tmp_path / "r", **changes))
+        answer_run(config(tmp_path / "r", **changes))
     assert not list(tmp_path.iterdir())
 
 
@@ -168,7 +168,7 @@ def test_another_seed_draws_other_tokens(tmp_path):
     for seed in (0, 1):
         settings = config(tmp_path, decoding={"temperature": 1.0}, runtime={"seed": seed}, dataset={"new_tokens": 8})
         settings["model"]["weights"] = "random"
-        rows = store_of(run(settings)).samples().rows
+        rows = store_of(answer_run(settings)).samples().rows
         tokens.append({name: tuple(row["tokens"]) for name, row in rows.items()})
     assert tokens[0].keys() == tokens[1].keys() and tokens[0] != tokens[1]
 
@@ -232,14 +232,14 @@ def test_a_rows_tokens_took_a_step_each_but_the_first_and_the_end_took_one(tmp_p
 
     monkeypatch.setattr(answers, "generate", ended)
     settings = config(tmp_path, dataset={"limit": 2}, runtime={"batch_size": 2})
-    rows = list(store_of(run(settings)).samples().rows.values())
+    rows = list(store_of(answer_run(settings)).samples().rows.values())
     assert [row[MEASURED]["decoded"] for row in rows] == [steps, 3]
     assert [len(row[MEASURED]["step_s"]) for row in rows] == [3, 3]
 
 
 def test_batches_share_their_times_and_prompts_come_longest_first(tmp_path):
     settings = config(tmp_path, dataset={"limit": 6}, runtime={"batch_size": 2})
-    rows = list(store_of(run(settings)).samples().rows.values())
+    rows = list(store_of(answer_run(settings)).samples().rows.values())
     assert [row[MEASURED]["batch_rows"] for row in rows] == [2] * 6
     assert [row[MEASURED]["warm_up"] for row in rows] == [True, True, False, False, False, False]
     assert max(row["prompt_tokens"] for row in rows) in [row["prompt_tokens"] for row in rows[:2]]
@@ -259,6 +259,6 @@ def test_a_shared_text_leaves_room_for_its_longest_question(tmp_path, monkeypatc
     shared, asked = "Read: " + "word " * 40, ["Who?", "What was said of " + "it " * 12 + "?", "Why so?"]
     work = AskQuestions(len(shared), tuple(Question(prompt, " a") for prompt in asked))
     monkeypatch.setattr(ToyTask, "samples", lambda self: iter([sample("a/0", prompt=shared + asked[0], work=work)]))
-    (row,) = store_of(run(config(tmp_path, model={"max_length": 128}))).samples().rows.values()
+    (row,) = store_of(answer_run(config(tmp_path, model={"max_length": 128}))).samples().rows.values()
     assert row["prompt_tokens"] == 128 - 4 - len(asked[1])  # a token a byte
     assert row["truncated"] == 1 + len(shared) - row["prompt_tokens"]

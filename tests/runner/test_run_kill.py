@@ -37,7 +37,7 @@ def driven(tmp_path_factory) -> dict:
 
 
 def rows_of(run_dir: Path | str) -> dict:
-    stored = samples.read(Path(run_dir) / "samples.jsonl")
+    stored = samples.read_samples(Path(run_dir) / "samples.jsonl")
     assert not stored.damaged
     return {name: outputs(row) for name, row in stored.rows.items()}
 

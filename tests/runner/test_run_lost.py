@@ -9,7 +9,7 @@ import pytest
 from kvbench.results import summary
 from kvbench.results.store import RunStore
 from kvbench.runner import run as run_module
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests.run_files import on_disk, read
 from tests.run_support import config
 
@@ -42,7 +42,7 @@ def test_a_run_ends_once_though_two_threads_come_to_its_end(tmp_path, monkeypatc
     monkeypatch.setattr(run_module.RunSteps, "steps", noted)
     monkeypatch.setattr(summary, "build", slow)
     monkeypatch.setattr(RunStore, "write_metrics", counted)
-    done = run(config(tmp_path))
+    done = answer_run(config(tmp_path))
     watcher.join(10)
     assert written == ["ok"]
     computed = on_disk(done)
@@ -64,7 +64,7 @@ def test_a_failure_elsewhere_is_the_end_of_a_run_that_has_none(tmp_path, monkeyp
         return done
 
     monkeypatch.setattr(run_module.RunSteps, "steps", lost)
-    content = read(run(config(tmp_path))["run_dir"])
+    content = read(answer_run(config(tmp_path))["run_dir"])
     assert content["status"] == "oom"
     assert content["oom"]["message"].startswith("rank 1: ")
     assert content["oom"]["bytes_asked"] == 20 * 2**30

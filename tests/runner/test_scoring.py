@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvbench.results.samples import MEASURED
-from kvbench.runner.remarks import shown
+from kvbench.runner.remarks import shown_excerpts
 from kvbench.runner.scoring import finite, rescored, scored
 from kvbench.tasks.base import Sample
 from kvbench.tasks.work import AskQuestions, Question
@@ -49,9 +49,9 @@ def test_one_question_is_scored_whole_and_several_by_line() -> None:
 )
 def test_loggers_are_shown_both_ends_of_a_prompt_and_nothing_twice(length: int, head: int, tail: int) -> None:
     prompt = "".join(chr(0x4E00 + index) for index in range(length))
-    computed = shown(sample(prompt=prompt))
+    computed = shown_excerpts(sample(prompt=prompt))
     assert computed == {"prompt_head": prompt[:head], "prompt_tail": prompt[length - tail :], "reference": "x"}
-    assert shown(sample(answers=()))["reference"] == ""
+    assert shown_excerpts(sample(answers=()))["reference"] == ""
 
 
 def row(name: str, version: int = 2, code: Any = None) -> dict[str, Any]:

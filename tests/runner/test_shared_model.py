@@ -11,7 +11,7 @@ import pytest
 from kvbench.models import shared
 from kvbench.results.samples import MEASURED, outputs
 from kvbench.runner import session
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests.run_files import store_of
 from tests.run_support import METHODS, config
 
@@ -62,23 +62,23 @@ def test_rows_of_runs_that_share_a_model_are_those_of_single_runs(
 ) -> None:
     monkeypatch.setattr(shared, "_shelf", None)
     loads: list[int] = []
-    real = session.load
+    real = session.load_model
 
     def load(model: Any, runtime: Any) -> Any:
         loads.append(runtime.seed)
         return real(model, runtime)
 
-    monkeypatch.setattr(session, "load", load)
+    monkeypatch.setattr(session, "load_model", load)
     sweep = []
     for one in grid(tmp_path / "sweep")[chosen]:
         with shared.sharing():
-            sweep.append(run(one))
+            sweep.append(answer_run(one))
     assert loads == sorted({one["runtime"]["seed"] for one in grid(tmp_path)[chosen]}), "each model is loaded once"
     assert "a run has changed" not in capsys.readouterr().err
     shared.free()
     loads.clear()
     for one, metrics in zip(grid(tmp_path / "single")[chosen], sweep, strict=True):
-        alone = run(one)
+        alone = answer_run(one)
         assert metrics["run_id"] == alone["run_id"]
         mine, its = (store_of(each).samples().rows for each in (metrics, alone))
         assert len(mine) == 2

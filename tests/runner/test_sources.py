@@ -171,7 +171,7 @@ INSIDE = '''
 import pathlib, sys
 import kvbench
 from kvbench.runner.stored import OlderCodeError
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 root = pathlib.Path(kvbench.__file__).parent
 assert str(root).startswith(sys.argv[1]), root
 sys.path.insert(0, sys.argv[2])
@@ -184,7 +184,7 @@ def settings(limit):
     made["model"] |= {"max_length": 4096}
     return made
 
-first = run(settings(1))
+first = answer_run(settings(1))
 print("first", first["status"], first["samples"]["done"])
 for name in sys.argv[3:]:
     name, harmless = name.rstrip("!"), name.endswith("!")
@@ -196,17 +196,17 @@ for name in sys.argv[3:]:
     if harmless:
         edited = text.replace('"""', '"""Reworded. ', 1) + "# end"
     path.write_text(edited)
-    again = run(settings(1))
+    again = answer_run(settings(1))
     refused = "-"
     try:
         if again["status"] == "older":
-            run(settings(2))
+            answer_run(settings(2))
             refused = "mixed"
     except OlderCodeError:
         refused = "refused"
     print(name, again["status"], ",".join((again["older"] or {"parts": []})["parts"]) or "-", refused, sep="|")
     path.write_text(text)
-print("last", run(settings(1))["status"])
+print("last", answer_run(settings(1))["status"])
 '''
 
 

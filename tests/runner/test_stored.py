@@ -16,7 +16,7 @@ from kvbench.cli import report
 from kvbench.results import samples
 from kvbench.results.samples import MEASURED
 from kvbench.runner import modules
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from kvbench.runner.stored import OlderCodeError
 from kvbench.tasks.base import Task
 from tests.marks import fast
@@ -123,7 +123,7 @@ class Workshop:
         settings["method"] = {**method, "_target_": "stale_method.Mine"}
         del settings["method"]["sinks"]  # the class's own default
         assert settings["quantizer"] == quantizer
-        return run(settings)
+        return answer_run(settings)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def workshop(tmp_path, monkeypatch):
 
 
 def never_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.runner.session.load", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("kvbench.runner.session.load_model", lambda *_: pytest.fail("the model was loaded"))
 
 
 @pytest.mark.parametrize("part", fast(EDITS, ["base", "task"]))
@@ -248,21 +248,21 @@ def test_an_edited_scorer_scores_stored_predictions_anew(workshop, monkeypatch, 
 
 @pytest.mark.parametrize("code", [None, "0123456789ab"], ids=["none", "of the method alone"])
 def test_rows_that_do_not_say_their_code_are_unknown(tmp_path, monkeypatch, capsys, code):
-    first = run(config(tmp_path))
+    first = answer_run(config(tmp_path))
     store = store_of(first)
     rows = [dict(row) for row in store.samples().rows.values()]
     for row in rows:
         row[MEASURED] = {**row[MEASURED], "code": code}
     store.samples_path.unlink()
     samples.append(store.samples_path, rows)
-    again = run(config(tmp_path))
+    again = answer_run(config(tmp_path))
     assert "4 of 4 samples do not record which code made them (unknown)" in capsys.readouterr().err
     assert on_disk(again)["code"] == {"unknown": 4}
     assert again["older"] == {"samples": 4, "parts": ["unknown"]} and again["status"] == "older"
     assert again["scores"] == first["scores"]
     with pytest.raises(OlderCodeError, match="2 samples are missing"):
-        run(config(tmp_path, dataset={"limit": 6}))
-    assert run(config(tmp_path, runtime={"rerun": True}))["status"] == "ok"
+        answer_run(config(tmp_path, dataset={"limit": 6}))
+    assert answer_run(config(tmp_path, runtime={"rerun": True}))["status"] == "ok"
 
 
 def test_memory_that_ended_with_older_code_is_said_and_tried_again_on_demand(workshop, monkeypatch, capsys):
@@ -284,14 +284,14 @@ def test_memory_that_ended_with_older_code_is_said_and_tried_again_on_demand(wor
 
 
 def test_a_baseline_of_other_shared_code_is_said(tmp_path, capsys):
-    full = run(config(tmp_path, "fp16"))
+    full = answer_run(config(tmp_path, "fp16"))
     store = store_of(full)
     rows = [dict(row) for row in store.samples().rows.values()]
     for row in rows:
         row[MEASURED] = {**row[MEASURED], "code": {**row[MEASURED]["code"], "decoding": "0" * 12, "method": "0" * 12}}
     store.samples_path.unlink()
     samples.append(store.samples_path, rows)
-    metrics = run(config(tmp_path))
+    metrics = answer_run(config(tmp_path))
     assert on_disk(metrics)["baseline_differs"] == ["decoding"]
     assert report.main(["--results", str(tmp_path), "--show", metrics["run_id"]]) == 0
     shown = " ".join(capsys.readouterr().out.split())

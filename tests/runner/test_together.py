@@ -18,14 +18,14 @@ from kvbench.decoding import shared_prefill as reading
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods.load import load_method
 from kvbench.models import shared
-from kvbench.models.load import load
+from kvbench.models.load import load_model
 from kvbench.models.spec import ModelConfig
 from kvbench.results.identity import run_id
 from kvbench.results.samples import MEASURED, DiskError, outputs
 from kvbench.runner import shared_prefill, together
 from kvbench.runner.resolve import material
-from kvbench.runner.run import run
-from kvbench.runner.together import refusal, run_together
+from kvbench.runner.run import answer_run
+from kvbench.runner.together import run_sharing_refusal, run_together
 from kvbench.util.schema import build
 from tests.run_files import store_of
 from tests.run_support import ARCHITECTURE, METHODS, config
@@ -75,7 +75,7 @@ def test_five_methods_over_one_prefill_have_the_rows_of_single_runs(tmp_path: Pa
     together = run_together(configs(tmp_path / "together", **groups))
     for single, metrics in zip(configs(tmp_path / "alone", **groups), together, strict=True):
         assert isinstance(metrics, dict) and metrics["status"] == "ok"
-        alone = run(single)
+        alone = answer_run(single)
         assert metrics["run_id"] == alone["run_id"]
         mine, its = rows_of(metrics), rows_of(alone)
         assert list(mine) == list(its)
@@ -96,13 +96,13 @@ def test_five_methods_over_one_prefill_have_the_rows_of_single_runs(tmp_path: Pa
 def prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of methods of each shared prefill."""
     counts: list[int] = []
-    real = reading.read
+    real = reading.read_prompts
 
     def read(model: Any, caches: Any, *args: Any, **more: Any) -> Any:
         counts.append(len(caches))
         return real(model, caches, *args, **more)
 
-    monkeypatch.setattr(shared_prefill, "read", read)
+    monkeypatch.setattr(shared_prefill, "read_prompts", read)
     return counts
 
 
@@ -113,7 +113,7 @@ def few(folder: Path, limit: int = 3, **groups: Any) -> list[dict[str, Any]]:
 @pytest.mark.slow  # 2 s
 def test_a_run_that_is_ahead_waits_for_the_others(tmp_path: Path, prefills: list[int]) -> None:
     runs = few(tmp_path)
-    run({**runs[0], "dataset": {**runs[0]["dataset"], "limit": 1}})
+    answer_run({**runs[0], "dataset": {**runs[0]["dataset"], "limit": 1}})
     results = run_together(runs)
     assert [result["samples"]["done"] for result in results] == [3, 3, 3]  # type: ignore[index]
     assert prefills == [2, 3], "the last sample is the others' first but one, and the first run's own first but one"
@@ -125,7 +125,7 @@ def test_a_prefill_is_shared_by_runs_of_one_arithmetic(tmp_path: Path, prefills:
     runs = few(tmp_path, model={"dtype": "auto"})
     for each, wanted in zip(runs, ("float32", "storage", "storage"), strict=True):
         first = {"dataset": {**each["dataset"], "limit": 1}, "runtime": {**each["runtime"], "arithmetic": wanted}}
-        run({**each, **first})
+        answer_run({**each, **first})
     kinds = []
     for metrics in run_together(runs):
         assert isinstance(metrics, dict)
@@ -163,9 +163,9 @@ def test_a_run_whose_folder_cannot_be_made_is_the_only_one_that_fails(tmp_path: 
 
 
 def test_loggers_that_follow_one_run_at_a_time_are_refused(tmp_path: Path) -> None:
-    reason = refusal(checked_config(config(tmp_path, logger={"name": "wandb", "project": "mine"})))
+    reason = run_sharing_refusal(checked_config(config(tmp_path, logger={"name": "wandb", "project": "mine"})))
     assert reason is not None and reason.startswith("logger=wandb follows one run at a time")
-    assert refusal(checked_config(config(tmp_path))) is None
+    assert run_sharing_refusal(checked_config(config(tmp_path))) is None
 
 
 @pytest.mark.parametrize(
@@ -179,14 +179,14 @@ def test_loggers_that_follow_one_run_at_a_time_are_refused(tmp_path: Path) -> No
     ],
 )
 def test_methods_whose_prompt_depends_on_them_are_refused(method: str, options: dict, reason: str | None) -> None:
-    told = reading.refusal(load_method(method, **options))
+    told = reading.sharing_refusal(load_method(method, **options))
     assert told is None if reason is None else reason in str(told)
 
 
 def test_prompts_go_to_the_host_or_are_read_singly_where_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefills: list[int], capsys: Any
 ) -> None:
-    monkeypatch.setattr(shared_prefill, "memory", lambda device: 1e4)
+    monkeypatch.setattr(shared_prefill, "unused_memory", lambda device: 1e4)
     results = run_together(few(tmp_path))
     assert [result["status"] for result in results] == ["ok"] * 3  # type: ignore[index]
     assert prefills == []
@@ -194,13 +194,13 @@ def test_prompts_go_to_the_host_or_are_read_singly_where_memory_is_short(
         capsys.readouterr().err
     )
     free = {"cuda": 1e4, "cpu": 1e12}
-    monkeypatch.setattr(shared_prefill, "memory", lambda device: free[device.type])
-    monkeypatch.setattr(shared_prefill, "predicted", lambda strategies, batch: (10**6, 10**6))
+    monkeypatch.setattr(shared_prefill, "unused_memory", lambda device: free[device.type])
+    monkeypatch.setattr(shared_prefill, "predicted_bytes", lambda strategies, batch: (10**6, 10**6))
     loaded = type("Loaded", (), {"device": torch.device("cuda", 0)})()
     strategy: Any = type("Strategy", (), {"loaded": loaded})()
-    assert shared_prefill.place([strategy], None) == (torch.device("cpu"), "")  # type: ignore[arg-type]
+    assert shared_prefill.choose_home([strategy], None) == (torch.device("cpu"), "")  # type: ignore[arg-type]
     free["cuda"] = 1e7
-    assert shared_prefill.place([strategy], None) == (None, "")  # type: ignore[arg-type]
+    assert shared_prefill.choose_home([strategy], None) == (None, "")  # type: ignore[arg-type]
 
 
 def test_memory_that_runs_out_in_the_shared_prefill_costs_nothing(
@@ -209,7 +209,7 @@ def test_memory_that_runs_out_in_the_shared_prefill_costs_nothing(
     def read(*args: Any, **more: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(shared_prefill, "read", read)
+    monkeypatch.setattr(shared_prefill, "read_prompts", read)
     results = run_together(few(tmp_path))
     assert [result["status"] for result in results] == ["ok"] * 3  # type: ignore[index]
     assert "out of memory in the shared prefill" in capsys.readouterr().err
@@ -233,7 +233,7 @@ def test_an_error_in_one_method_is_that_methods_alone(tmp_path: Path, monkeypatc
 
 
 def test_an_interruption_ends_all_and_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = shared_prefill.rows, []
+    real, calls = shared_prefill.shared_rows, []
 
     def rows(sessions: Any, samples: Any) -> Any:
         calls.append(len(sessions))
@@ -241,30 +241,32 @@ def test_an_interruption_ends_all_and_keeps_what_is_done(tmp_path: Path, monkeyp
             raise KeyboardInterrupt
         return real(sessions, samples)
 
-    monkeypatch.setattr(shared_prefill, "rows", rows)
+    monkeypatch.setattr(shared_prefill, "shared_rows", rows)
     runs = few(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run_together(runs)
     stored = [json.loads(path.read_text()) for path in tmp_path.glob("*/metrics.json")]
     assert [(metrics["status"], metrics["samples"]["done"]) for metrics in stored] == [("interrupted", 2)] * 3
-    monkeypatch.setattr(shared_prefill, "rows", real)
+    monkeypatch.setattr(shared_prefill, "shared_rows", real)
     assert [result["samples"]["done"] for result in run_together(runs)] == [3, 3, 3]  # type: ignore[index]
 
 
 def test_a_prompt_fills_only_the_caches_that_it_was_read_for(tmp_path: Path) -> None:
     toy = build(ModelConfig, config(tmp_path)["model"], "model")
-    model = load(toy, RuntimeConfig(device="cpu")).model
+    model = load_model(toy, RuntimeConfig(device="cpu")).model
     ids = torch.arange(20)[None]
     prompts = Prompts.from_batch(ids)
     caches: list[KVCache] = [load_method("fp16").new_cache(model, prompts) for _ in range(2)]
-    prompt = reading.read(model, caches, prompts, ids, None)
+    prompt = reading.read_prompts(model, caches, prompts, ids, None)
     assert prompt.nbytes(torch.device("cpu")) == 2 * 2 * 20 * 32 * 4
     prompt.fill(caches[0])
     for cache in (caches[0], load_method("fp16").new_cache(model, prompts)):
         with pytest.raises(CacheError, match="fills each of the caches that it was made for once"):
             prompt.fill(cache)
     with pytest.raises(CacheError, match="cannot share a prefill: its prompt attends to quantized"):
-        reading.read(model, [load_method("atom", prefill="quantized").new_cache(model, prompts)], prompts, ids, None)
+        reading.read_prompts(
+            model, [load_method("atom", prefill="quantized").new_cache(model, prompts)], prompts, ids, None
+        )
 
 
 @pytest.mark.parametrize(
@@ -280,7 +282,7 @@ def test_runs_of_several_processes_or_of_limited_memory_are_refused(
     tmp_path: Path, runtime: dict[str, Any], reason: str | None
 ) -> None:
     checked = checked_config(config(tmp_path))
-    told = refusal(dataclasses.replace(checked, runtime=dataclasses.replace(checked.runtime, **runtime)))
+    told = run_sharing_refusal(dataclasses.replace(checked, runtime=dataclasses.replace(checked.runtime, **runtime)))
     assert told is None if reason is None else reason in str(told)
 
 
@@ -288,7 +290,7 @@ def test_runs_of_several_processes_or_of_limited_memory_are_refused(
 def test_data_that_measure_times_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     checked = checked_config(config(tmp_path))
     monkeypatch.setattr(type(checked.task), name, True)
-    assert refusal(checked) == "its data set measures time and memory"
+    assert run_sharing_refusal(checked) == "its data set measures time and memory"
 
 
 def test_an_error_of_one_configuration_is_its_own_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +301,7 @@ def test_an_error_of_one_configuration_is_its_own_result(tmp_path: Path, monkeyp
         start("an-id")
         raise ValueError("bad data")
 
-    monkeypatch.setattr(together, "run", single)
+    monkeypatch.setattr(together, "answer_run", single)
     wrong = config(tmp_path, runtime={"batch_size": 0})
     results = run_together(
         [wrong, config(tmp_path)], lambda *said: begun.append(said), lambda place, result: ended.append(place)
@@ -330,7 +332,7 @@ BATCH = SimpleNamespace(input_ids=torch.zeros(3, 100, dtype=torch.long), new_tok
 
 def test_the_memory_of_a_shared_prefill_by_hand() -> None:
     def of(*strategies: Strategy) -> tuple[int, int]:
-        return shared_prefill.predicted(strategies, BATCH)  # type: ignore[arg-type]
+        return shared_prefill.predicted_bytes(strategies, BATCH)  # type: ignore[arg-type]
 
     token = 2 * 2 * 3 * 1 * 32 * 2  # keys and values, two layers, three prompts, 32 channels of 16 bits
     alive = 20 * 64 * 3 * 100 * 2  # of a mixture of experts, whose passes are not known
@@ -339,7 +341,7 @@ def test_the_memory_of_a_shared_prefill_by_hand() -> None:
     scores = 2 * 3 * 2 * 100 * 4  # float32 of every layer, prompt, head and token
     assert of(Strategy(), Strategy(8), Strategy(-3)) == (token * 100 + 11 * scores, alive)
     longer = SimpleNamespace(input_ids=BATCH.input_ids, new_tokens=10_000)
-    assert shared_prefill.predicted([Strategy()], longer)[1] == token * 10_100  # type: ignore[arg-type, list-item]
+    assert shared_prefill.predicted_bytes([Strategy()], longer)[1] == token * 10_100  # type: ignore[arg-type, list-item]
 
 
 @pytest.mark.parametrize(
@@ -358,13 +360,13 @@ def test_the_prompts_of_a_shared_prefill_stay_where_there_is_room(
 ) -> None:
     """`free` and `host` are shares of what is needed there."""
     strategies: Any = [Strategy(device=device)]
-    kept, working = shared_prefill.predicted(strategies, BATCH)  # type: ignore[arg-type]
+    kept, working = shared_prefill.predicted_bytes(strategies, BATCH)  # type: ignore[arg-type]
     rooms = {
         "meta": free and free * (kept + working + 1) / shared_prefill.SHARE,
         "cpu": host and host * (kept + 1) / shared_prefill.SHARE,
     }
-    monkeypatch.setattr(shared_prefill, "memory", lambda place: rooms[place.type])
-    where, reason = shared_prefill.place(strategies, BATCH)  # type: ignore[arg-type]
+    monkeypatch.setattr(shared_prefill, "unused_memory", lambda place: rooms[place.type])
+    where, reason = shared_prefill.choose_home(strategies, BATCH)  # type: ignore[arg-type]
     assert where == (home and torch.device(home)) and (reason == "") == fits
     if not fits:
         assert f"0.0 GiB free on {device}" in reason
@@ -373,7 +375,7 @@ def test_the_prompts_of_a_shared_prefill_stay_where_there_is_room(
 def test_free_memory_is_that_of_the_gpu_or_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_prefill, "free_bytes", lambda device, limit: {("cuda", None): 5.0}[device.type, limit])
     monkeypatch.setattr(shared_prefill, "free_memory", lambda: 7.0)
-    assert [shared_prefill.memory(torch.device(name)) for name in ("cuda", "cuda:1", "cpu")] == [5.0, 5.0, 7.0]
+    assert [shared_prefill.unused_memory(torch.device(name)) for name in ("cuda", "cuda:1", "cpu")] == [5.0, 5.0, 7.0]
 
 
 class Cache:
@@ -415,8 +417,8 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return SimpleNamespace(caches=caches, forget=dropped.append)
 
     monkeypatch.setattr(shared_prefill, "KVCache", Cache)
-    monkeypatch.setattr(shared_prefill, "place", lambda strategies, batch: (None, ""))
-    monkeypatch.setattr(shared_prefill, "_read", read)
+    monkeypatch.setattr(shared_prefill, "choose_home", lambda strategies, batch: (None, ""))
+    monkeypatch.setattr(shared_prefill, "_read_shared", read)
     return dropped
 
 
@@ -435,7 +437,7 @@ def test_an_error_in_a_shared_prefill_is_that_of_the_methods_it_stops(
     forgotten: list[Any], steps: tuple[str, ...], expected: list[Any]
 ) -> None:
     sessions: Any = [Shares(*pair) for pair in zip("abc", steps, strict=True)]
-    results = shared_prefill._shared(sessions, [SimpleNamespace(id="sample")])  # type: ignore[list-item]
+    results = shared_prefill._shared_results(sessions, [SimpleNamespace(id="sample")])  # type: ignore[list-item]
     assert [str(result) if isinstance(result, Exception) else result for result in results] == expected
     answering = [step not in ("cache",) for step in steps] if steps[0] not in ("batch", "read") else []
     assert len(forgotten) == sum(answering), "keys and values are held no longer than needed"

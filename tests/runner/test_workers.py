@@ -23,7 +23,7 @@ from kvbench.results import load, samples
 from kvbench.results.samples import MEASURED, outputs
 from kvbench.runner import workers
 from kvbench.runner.rerun import MARK
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from tests.run_files import read
 from tests.run_support import ToyTask, config
 from tests.runner import workers_support
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 
 def rows_of(metrics: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what a repetition must reproduce of each row, in the order of the file."""
-    content = samples.read(Path(metrics["run_dir"]) / "samples.jsonl")
+    content = samples.read_samples(Path(metrics["run_dir"]) / "samples.jsonl")
     assert not content.damaged
     return [outputs(row) for row in content.rows.values()]
 
@@ -62,22 +62,22 @@ def test_two_workers_of_which_one_is_killed_give_the_rows_of_one_process(tmp_pat
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     (tmp_path / "one" / "died").touch()  # kills nobody
-    one, two = (run(settings(tmp_path / name, n, victim="second/3")) for name, n in (("one", 1), ("two", 2)))
+    one, two = (answer_run(settings(tmp_path / name, n, victim="second/3")) for name, n in (("one", 1), ("two", 2)))
     assert (tmp_path / "two" / "died").exists(), "a worker was killed"
     compared(one, two)
     assert set(two["timings"]) == {"a cpu (shared by 2 workers)"}
     assert read(two["run_dir"])["env"]["devices"] == ["cpu"] * len(two["env"]["devices"])
     before = rows_of(two)
-    more = run(settings(tmp_path / "two", 3, limit=9))
+    more = answer_run(settings(tmp_path / "two", 3, limit=9))
     assert rows_of(more)[:7] == before and more["samples"]["done"] == 9, "only the missing ones are made"
 
 
 def test_times_are_repeated_on_two_workers(tmp_path: Path, light: None) -> None:
     plain = settings(tmp_path, 2)
-    first = run(plain)
-    done = run({**plain, "runtime": {**plain["runtime"], "rerun": "times"}})
+    first = answer_run(plain)
+    done = answer_run({**plain, "runtime": {**plain["runtime"], "rerun": "times"}})
     assert rows_of(done) == rows_of(first) and done["scores"] == first["scores"]
-    rows = samples.read(Path(done["run_dir"]) / "samples.jsonl").rows.values()
+    rows = samples.read_samples(Path(done["run_dir"]) / "samples.jsonl").rows.values()
     assert len({row[MEASURED].get(MARK) for row in rows}) == 1 and next(iter(rows))[MEASURED][MARK]
 
 
@@ -89,7 +89,7 @@ def test_errors_and_memory_of_a_worker_end_a_run_as_those_of_one_process(
         for count in (1, 2):
             capsys.readouterr()
             folder = tmp_path / f"{status}{count}"
-            done = run(settings(folder, count, victim="second/5", error=error))
+            done = answer_run(settings(folder, count, victim="second/5", error=error))
             lines = capsys.readouterr().err.splitlines()
             message = next(line for line in lines if "second/5" in line or "first/4" in line)
             ends.append((done["status"], done["oom"] and done["oom"]["bytes_asked"], done["error"], message))
@@ -99,13 +99,13 @@ def test_errors_and_memory_of_a_worker_end_a_run_as_those_of_one_process(
 
 def test_a_sample_that_kills_every_worker_is_an_error_that_keeps_the_other_rows(tmp_path: Path, light: None) -> None:
     with pytest.raises(WorkerDiedError, match="worker processes died"):
-        run(settings(tmp_path, 2, victim="second/5", always=True))
+        answer_run(settings(tmp_path, 2, victim="second/5", always=True))
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     stored = read(folder)
     assert stored["status"] == "error" and "killed by signal 9" in stored["error"]
     kept = rows_of({"run_dir": folder})
     assert stored["samples"]["done"] == len(kept) < 7
-    again = run(settings(tmp_path, 2))
+    again = answer_run(settings(tmp_path, 2))
     assert again["status"] == "ok" and rows_of(again)[: len(kept)] == kept
 
 
@@ -130,7 +130,7 @@ def test_ctrl_c_ends_the_workers_and_keeps_the_rows(tmp_path: Path) -> None:
 
 def test_workers_share_gpus_or_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def number(count: int | str, device: str = "auto") -> int:
-        return workers.number(checked_config(config(tmp_path, runtime={"workers": count, "device": device})))
+        return workers.worker_count(checked_config(config(tmp_path, runtime={"workers": count, "device": device})))
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(workers, "_gpu_count", lambda: 3)
@@ -183,7 +183,7 @@ def test_a_real_model_on_two_workers_of_which_one_is_killed(tmp_path: Path) -> N
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     (tmp_path / "one" / "died").touch()
-    one, two = (run(settings(tmp_path / name, n, victim="second/3")) for name, n in (("one", 1), ("two", 2)))
+    one, two = (answer_run(settings(tmp_path / name, n, victim="second/3")) for name, n in (("one", 1), ("two", 2)))
     assert (tmp_path / "two" / "died").exists()
     compared(one, two)
     assert two["env"]["devices"] == ["cpu", "cpu"]
@@ -284,7 +284,7 @@ def test_workers_start_with_the_configuration_of_one_process(tmp_path: Path, mon
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     given = {**settings(tmp_path, 3), "logger": {"name": "csv", "path": str(tmp_path / "x.csv")}}
     checked = checked_config(given)
-    with workers.opened(checked, samples_, 3) as team:
+    with workers.open_workers(checked, samples_, 3) as team:
         assert team.order() == [sample.id for sample in samples_]
     ((server, argument, places),) = started
     assert server == workers.SERVER and places == [{}, {}] and argument["count"] == 2, "no more workers than samples"
@@ -311,7 +311,7 @@ def test_gpus_are_counted_where_torch_can_use_them(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(torch.cuda, "is_available", lambda usable=usable: usable)
         assert workers._gpu_count() == count
         checked = checked_config(config(tmp_path, runtime={"workers": "auto", "device": "auto"}))
-        assert workers.number(checked) == max(count, 1)
+        assert workers.worker_count(checked) == max(count, 1)
     all_ = checked_config(config(tmp_path, runtime={"workers": 4, "device": "auto"}))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert workers.number(all_) == 4, "each has its own"
+    assert workers.worker_count(all_) == 4, "each has its own"

@@ -16,7 +16,7 @@ from typing import Any
 from kvbench.results.samples import MEASURED
 from kvbench.runner import batching, ranks, sources, workers
 from kvbench.runner.rows import Machine, head
-from kvbench.runner.run import run
+from kvbench.runner.run import answer_run
 from kvbench.runner.scoring import scored
 from kvbench.tasks.base import Sample, Task
 from tests.parallel.crew_support import once
@@ -96,7 +96,7 @@ def light(patch: Callable[[Any, str, Any], None]) -> None:
         session.task = checked.task
         yield session
 
-    patch(ranks, "opened", opened)
+    patch(ranks, "open_session", opened)
     patch(workers, "SERVER", "tests.runner.workers_support:serve")
     patch(sources, "code", lambda config: {"method": "m" * 12, "scorer": "s" * 12})
 
@@ -106,4 +106,4 @@ if __name__ == "__main__":  # a run on two workers whose last sample never ends
     light(setattr)
     target = {"_target_": "tests.runner.workers_support.Deadly", "limit": 7, "folder": sys.argv[1]}
     made = config(sys.argv[1], dataset={**target, "victim": "second/5", "waits": True})
-    run({**made, "runtime": {**made["runtime"], "workers": 2, "batch_size": 2}})
+    answer_run({**made, "runtime": {**made["runtime"], "workers": 2, "batch_size": 2}})

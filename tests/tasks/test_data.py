@@ -40,9 +40,9 @@ def every_form(folder: Path) -> list[Path]:
 def test_every_form_gives_the_same_records_and_checksum(tmp_path: Path) -> None:
     prints = set()
     for path in every_form(tmp_path):
-        records = data.read_records(data.find(SOURCE, "a", str(path), "toy"), ("text", "n"))
+        records = data.read_records(data.find_records(SOURCE, "a", str(path), "toy"), ("text", "n"))
         assert records == RECORDS, path
-        prints.add(data.fingerprint(records, ("text", "n")))
+        prints.add(data.records_fingerprint(records, ("text", "n")))
     assert len(prints) == 1
 
 
@@ -50,15 +50,15 @@ def test_a_folder_is_searched(tmp_path: Path) -> None:
     forms = every_form(tmp_path)
     for path in forms[1:]:
         path.unlink()
-    assert data.find(SOURCE, "a", str(tmp_path), "toy").path.name == "a.jsonl"
+    assert data.find_records(SOURCE, "a", str(tmp_path), "toy").path.name == "a.jsonl"
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "b.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
-    assert data.find(SOURCE, "b", str(tmp_path), "toy").path.parent.name == "data"
+    assert data.find_records(SOURCE, "b", str(tmp_path), "toy").path.parent.name == "data"
     with pytest.raises(DataError, match="no file for 'c'"):
-        data.find(SOURCE, "c", str(tmp_path), "toy")
+        data.find_records(SOURCE, "c", str(tmp_path), "toy")
     with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
         archive.writestr("data/c.jsonl", LINES)
-    assert data.find(SOURCE, "c", str(tmp_path), "toy").member == "data/c.jsonl"
+    assert data.find_records(SOURCE, "c", str(tmp_path), "toy").member == "data/c.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_folder_is_searched(tmp_path: Path) -> None:
 def test_damage_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=said):
-        data.read_records(data.find(SOURCE, "a", str(tmp_path / name), "toy"), ("text",))
+        data.read_records(data.find_records(SOURCE, "a", str(tmp_path / name), "toy"), ("text",))
 
 
 def test_several_files_of_one_task_are_named_and_none_is_picked(tmp_path: Path) -> None:
@@ -83,22 +83,22 @@ def test_several_files_of_one_task_are_named_and_none_is_picked(tmp_path: Path) 
     for place in places:
         place.write_text(LINES if place.suffix == ".jsonl" else json.dumps(RECORDS))
     with pytest.raises(DataError) as caught:
-        data.find(SOURCE, "a", str(tmp_path), "dataset toy")
+        data.find_records(SOURCE, "a", str(tmp_path), "dataset toy")
     assert "contains 3 files that could be 'a'" in str(caught.value)
     assert ": a.jsonl, a.json, data/a.jsonl.\n" in str(caught.value)
     assert f"name one of them, for example dataset.path={places[0]}" in str(caught.value)
-    assert data.find(SOURCE, "a", str(places[1]), "toy").path == places[1]
+    assert data.find_records(SOURCE, "a", str(places[1]), "toy").path == places[1]
     # the archive of the hub counts where it has the task
     for place in places[1:]:
         place.unlink()
     with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
         archive.writestr("data/b.jsonl", LINES)
-    assert data.find(SOURCE, "a", str(tmp_path), "toy").path == places[0]
-    assert data.find(SOURCE, "b", str(tmp_path), "toy").path == tmp_path / "data.zip"
+    assert data.find_records(SOURCE, "a", str(tmp_path), "toy").path == places[0]
+    assert data.find_records(SOURCE, "b", str(tmp_path), "toy").path == tmp_path / "data.zip"
     with zipfile.ZipFile(tmp_path / "data.zip", "a") as archive:
         archive.writestr("data/a.jsonl", LINES)
     with pytest.raises(DataError, match="contains 2 files that could be 'a'"):
-        data.find(SOURCE, "a", str(tmp_path), "toy")
+        data.find_records(SOURCE, "a", str(tmp_path), "toy")
 
 
 def test_several_members_of_one_task_are_named_and_none_is_picked(tmp_path: Path) -> None:
@@ -107,18 +107,18 @@ def test_several_members_of_one_task_are_named_and_none_is_picked(tmp_path: Path
         archive.writestr("old/a.json", LINES)
         archive.writestr("old/b.jsonl", LINES)
     with pytest.raises(DataError, match=r"contains 2 files that could be 'a'.*: new/a.jsonl, old/a.json"):
-        data.find(SOURCE, "a", str(tmp_path / "x.zip"), "toy")
-    assert data.find(SOURCE, "b", str(tmp_path / "x.zip"), "toy").member == "old/b.jsonl"
+        data.find_records(SOURCE, "a", str(tmp_path / "x.zip"), "toy")
+    assert data.find_records(SOURCE, "b", str(tmp_path / "x.zip"), "toy").member == "old/b.jsonl"
     with pytest.raises(DataError, match=r"does not contain c.jsonl; it contains 3"):
-        data.find(SOURCE, "c", str(tmp_path / "x.zip"), "toy")
+        data.find_records(SOURCE, "c", str(tmp_path / "x.zip"), "toy")
 
 
 def test_the_nearest_file_is_proposed_unless_it_holds_other_records(tmp_path: Path) -> None:
     (tmp_path / "qasper.jsonl").write_text(LINES)
     with pytest.raises(DataError, match=r"hint: if qasper.jsonl is the right file, rename it"):
-        data.find(SOURCE, "qasper_e", str(tmp_path), "toy")
+        data.find_records(SOURCE, "qasper_e", str(tmp_path), "toy")
     with pytest.raises(DataError) as caught:
-        data.find(SOURCE, "qasper_e", str(tmp_path), "toy", others={"qasper": "it is the other one"})
+        data.find_records(SOURCE, "qasper_e", str(tmp_path), "toy", others={"qasper": "it is the other one"})
     assert "hint: qasper.jsonl is not the right file: it is the other one" in str(caught.value)
     assert "Rename" not in str(caught.value)
 
@@ -139,13 +139,13 @@ def test_places_that_cannot_be_read_are_named(tmp_path: Path, path: str, said: s
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "file").write_text(LINES)
     with pytest.raises(DataError, match=said):
-        data.find(SOURCE, "a", path.replace("FOLDER", str(tmp_path)), "dataset toy")
+        data.find_records(SOURCE, "a", path.replace("FOLDER", str(tmp_path)), "dataset toy")
 
 
 def test_a_fifo_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.jsonl")
     with pytest.raises(DataError, match=r"a.jsonl is a fifo, not a regular file"):
-        data.find(SOURCE, "a", str(tmp_path), "dataset toy")
+        data.find_records(SOURCE, "a", str(tmp_path), "dataset toy")
 
 
 def test_whoever_fetches_is_not_sent_to_fetch(
@@ -158,7 +158,7 @@ def test_whoever_fetches_is_not_sent_to_fetch(
     assert "HF_HUB_OFFLINE is set" in printed and "connect this machine to the network" in printed
     assert "kvbench.fetch" not in printed
     with pytest.raises(DataError, match=r"python -m kvbench\.fetch dataset="):
-        data.find(SOURCE, "a", None, "dataset toy")
+        data.find_records(SOURCE, "a", None, "dataset toy")
 
 
 def test_wildcards_and_members(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_without_a_network_the_override_is_named_in_three_seconds(monkeypatch: p
     downloads: list[str] = []
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *a, **k: downloads.append("a retry loop of a minute"))
     with pytest.raises(DataError, match=r"(?s)kvbench/none.*dataset\.path="):
-        data.find(SOURCE, "a", None, "dataset toy")
+        data.find_records(SOURCE, "a", None, "dataset toy")
     assert not downloads
     assert asking.PROBE_SECONDS < 3
 
@@ -204,7 +204,7 @@ def test_files_that_are_not_the_shards_of_one_split_are_refused(tmp_path: Path) 
     for name in ("test-00000-of-00002.parquet", "test-b.parquet"):
         (tmp_path / name).touch()
     with pytest.raises(DataError, match=r"'test' matches 2 files of .* that are not the shards of one split"):
-        data.find(SOURCE, "test", str(tmp_path), "dataset toy")
+        data.find_records(SOURCE, "test", str(tmp_path), "dataset toy")
 
 
 def test_the_command_line_says_it_before_a_model_is_loaded(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from kvbench.config.run_options import RuntimeConfig
 from kvbench.errors import ConfigError, DataError
 from kvbench.models.random_weights import byte_tokenizer
 from kvbench.tasks.efficiency import Efficiency, doubling, point_id
-from kvbench.tasks.filled import filled
+from kvbench.tasks.filled import filled_prompts
 from kvbench.tasks.load import load
 
 TARGET = "kvbench.tasks.efficiency.Efficiency"
@@ -34,7 +34,7 @@ def grown(task: Efficiency, room: int) -> dict[int, str]:
 @pytest.mark.parametrize("count", [16, 60, 97, 128, 700])
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer, bundled])
 def test_prompts_have_exactly_as_many_tokens(tokenizer, count):
-    made = filled(tokenizer := tokenizer(), count, 3)
+    made = filled_prompts(tokenizer := tokenizer(), count, 3)
     assert [len(ids) for ids in made.ids] == [count] * 3
     assert len({tuple(ids) for ids in made.ids}) == 3
     for ids, (first, last), query in zip(made.ids, made.contexts, made.queries, strict=True):
@@ -50,8 +50,8 @@ def test_prompts_have_exactly_as_many_tokens(tokenizer, count):
 
 def test_a_row_does_not_depend_on_the_batch_and_another_seed_is_another_text():
     tokenizer = byte_tokenizer()
-    assert filled(tokenizer, 200, 4).ids[:2] == filled(tokenizer, 200, 2).ids
-    assert filled(tokenizer, 200, 1, seed=1).ids != filled(tokenizer, 200, 1).ids
+    assert filled_prompts(tokenizer, 200, 4).ids[:2] == filled_prompts(tokenizer, 200, 2).ids
+    assert filled_prompts(tokenizer, 200, 1, seed=1).ids != filled_prompts(tokenizer, 200, 1).ids
 
 
 def test_a_tokenizer_without_tokens_is_refused():
@@ -59,7 +59,7 @@ def test_a_tokenizer_without_tokens_is_refused():
         return {"input_ids": [[] for _ in texts] if isinstance(texts, list) else []}
 
     with pytest.raises(DataError, match="returns no tokens"):
-        filled(none, 64, 1)
+        filled_prompts(none, 64, 1)
 
 
 def test_a_listed_grid_ends_each_length_where_memory_does():

@@ -11,7 +11,7 @@ from kvbench.errors import ConfigError, DataError
 from kvbench.tasks.fidelity import Fidelity
 from kvbench.tasks.load import load
 from kvbench.tasks.work import CompareTokens
-from kvbench.util.confdir import options
+from kvbench.util.confdir import group_options
 
 
 class Characters:
@@ -52,7 +52,7 @@ def test_prompts_of_another_data_set_keep_their_ids_tasks_and_ends() -> None:
     task = bound(over="mini/key_value", options={"lengths": [1024], "limit": 2})
     inner = list(
         load(
-            {**yaml.safe_load(options("dataset")["mini/key_value"].read_text()), "lengths": [1024], "limit": 2}
+            {**yaml.safe_load(group_options("dataset")["mini/key_value"].read_text()), "lengths": [1024], "limit": 2}
         ).samples()
     )
     assert [sample.id for sample in task.samples()] == [sample.id for sample in inner]

@@ -16,8 +16,8 @@ import yaml
 
 from kvbench.cli.main import main
 from kvbench.errors import ConfigError, DataError
-from kvbench.runner.prompting import encode
-from kvbench.runner.run import run
+from kvbench.runner.prompting import encode_prompt
+from kvbench.runner.run import answer_run
 from kvbench.tasks import load
 from kvbench.tasks.template import Template
 from kvbench.util.confdir import conf_dir
@@ -257,12 +257,12 @@ def test_a_whole_run_with_spans_for_cocktail(tmp_path: Path) -> None:
     dataset = {"_target_": TARGET, "path": write(tmp_path, records), **READING, "max_new_tokens": 3, "name": "mine"}
     method = {"_target_": "kvbench.methods.cocktail.Cocktail", "takes": ["none"], "encoder": "bm25"}
     made = config(tmp_path / "runs") | {"dataset": dataset, "method": method, "quantizer": {"name": "none"}}
-    metrics = run(made)
+    metrics = answer_run(made)
     assert metrics["status"] == "ok" and list(metrics["scores"]) == ["mine"] and metrics["scores"]["mine"]["n"] == 3
     assert metrics["kv_bytes"]["used"]["codes"] > 0  # chunks of the context were packed
     rows = store_of(metrics).samples().rows
     sample = next(load(dataset).samples())
-    prompt = encode(sample, load_tokenizer(build(ModelConfig, made["model"], "model")))
+    prompt = encode_prompt(sample, load_tokenizer(build(ModelConfig, made["model"], "model")))
     start, end = sample.context_span
     assert prompt.context_span == (start + 1, end + 1)  # a token a byte, after the first
     assert rows["mine/0"]["prompt_tokens"] == len(prompt.ids)

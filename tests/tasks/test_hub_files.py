@@ -99,7 +99,7 @@ def test_a_pattern_without_a_file_is_refused_with_the_remedy(hub: Hub) -> None:
 )
 def test_a_remedy_is_shown_for_what_is_absent_alone(error: HubError, remedy: str, said: str) -> None:
     hints = [hint for hint in (error.remedy, remedy if error.absent else "") if hint]
-    shown = str(hub_files.refusal(SOURCE, "a", "toy", error, remedy))
+    shown = str(hub_files.unavailable_error(SOURCE, "a", "toy", error, remedy))
     assert shown == said + (f"\n  hint: {'; '.join(hints)}" if hints else "")
 
 
@@ -116,4 +116,4 @@ def test_a_cache_of_another_commit_is_refused(hub: Hub, monkeypatch: pytest.Monk
 
 def test_essays_from_the_hub_are_joined_by_blanks(hub: Hub) -> None:
     assert essays(None, HubSource(hub_id="o/n", file="a.jsonl")) == "one two"
-    assert data.find(HubSource(hub_id="o/n", file="a.jsonl"), "train", None, "toy").more == ()
+    assert data.find_records(HubSource(hub_id="o/n", file="a.jsonl"), "train", None, "toy").more == ()

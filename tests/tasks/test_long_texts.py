@@ -14,9 +14,9 @@ import yaml
 from kvbench import tasks
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics.rouge import rouge
-from kvbench.runner.prompting import encode
-from kvbench.runner.run import run
-from kvbench.tasks.summaries import templates
+from kvbench.runner.prompting import encode_prompt
+from kvbench.runner.run import answer_run
+from kvbench.tasks.summaries import summary_templates
 from kvbench.util.confdir import conf_dir
 from tests.data_support import data_dir, read_lines
 from tests.run_support import config
@@ -62,10 +62,12 @@ def test_prompts_skip_the_beginning_and_have_the_length_asked_for(tmp_path: Path
     assert samples[2].answer_ids == tuple(ids[120:130])
     assert samples[2].answers == (f" {words(119, 10)}",)
     assert samples[2].prompt == f" {words(79, 40)}"
-    prompt = encode(samples[2], None, chat="template", limit=100, room=100)  # no wrapper: the tokens are the prompt
+    prompt = encode_prompt(
+        samples[2], None, chat="template", limit=100, room=100
+    )  # no wrapper: the tokens are the prompt
     assert prompt.ids == tuple(samples[2].rules.ids)
     with pytest.raises(DataError, match=r"40 tokens, but only 39 fit .*\n.*dataset.lengths=\[39\]"):
-        encode(samples[2], None, limit=39)
+        encode_prompt(samples[2], None, limit=39)
     # the authors' code takes all of a book, piece after piece: 139 + 1 tokens are one prompt and too little for another
     whole = load("pg19", path=str(tmp_path), lengths=[40], skip=80, max_new_tokens=10, per_document=None, limit=6)
     assert [s.id.split("/")[1] for s in whole.samples()] == [
@@ -124,7 +126,7 @@ def test_documents_lose_their_end_and_short_ones_are_left_out(tmp_path: Path) ->
     task = load("multi_lexsum", path=str(tmp_path), lengths=[128], limit=None, warm_up=1)
     samples = list(task.samples())
     assert [s.id for s in samples] == ["multi_lexsum@128/0", "multi_lexsum@128/2"]
-    template = templates()["multi_lexsum"]
+    template = summary_templates()["multi_lexsum"]
     tail = Words()(template["after"], add_special_tokens=False)["input_ids"]
     ids = Words()(template["before"] + words(0, 500))["input_ids"]
     for sample in samples:
@@ -154,7 +156,7 @@ def test_records_that_are_too_short_are_said_with_the_remedy(tmp_path: Path) -> 
         task.bind(tokenizer or Words())
         return list(task.samples())
 
-    template = templates()["multi_lexsum"]
+    template = summary_templates()["multi_lexsum"]
     longest = len(Words()(template["before"] + words(0, 300) + template["after"])["input_ids"])
     with pytest.raises(
         DataError, match=rf"none of 2 records fills .* {longest + 1} tokens; .* has {longest}\."
@@ -265,7 +267,7 @@ def test_warm_up_samples_come_first_and_count_for_memory_alone(tmp_path: Path) -
         "max_new_tokens": 4,
     }
     settings = config(tmp_path / "runs", "fp16", runtime={"batch_size": 4})
-    metrics = run({**settings, "dataset": dataset})
+    metrics = answer_run({**settings, "dataset": dataset})
     rows = [json.loads(line) for line in Path(metrics["run_dir"], "samples.jsonl").read_text().splitlines()]
     assert [row.get("warm_up", False) for row in rows] == [True, True, False, False]
     assert {row["prompt_tokens"] for row in rows} == {64}
@@ -275,7 +277,7 @@ def test_warm_up_samples_come_first_and_count_for_memory_alone(tmp_path: Path) -
     assert rows[2]["nll"]["n"] == 4
     assert metrics["ttft_s"]["n"] == 2  # the first counted batch is not the session's first
     assert metrics["peak_bytes"]["prefill"] > 0
-    again = run({**settings, "dataset": dataset})
+    again = answer_run({**settings, "dataset": dataset})
     assert again["samples"]["done"] == 2 and len(Path(again["run_dir"], "samples.jsonl").read_text().splitlines()) == 4
 
 

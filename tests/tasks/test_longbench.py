@@ -13,10 +13,10 @@ from kvbench.errors import ConfigError, DataError
 from kvbench.models.spec import ModelConfig
 from kvbench.results.store import RunStore
 from kvbench.runner.batching import batches
-from kvbench.runner.prompting import encode, end_ids, own_limit
-from kvbench.runner.run import run
+from kvbench.runner.prompting import encode_prompt, end_ids, own_limit
+from kvbench.runner.run import answer_run
 from kvbench.tasks.load import load
-from kvbench.tasks.longbench import EXTENDED, LongBench, groups, templates
+from kvbench.tasks.longbench import EXTENDED, LongBench, longbench_templates, task_groups
 from tests.data_support import data_dir, golden
 from tests.marks import fast
 from tests.run_support import config
@@ -43,7 +43,7 @@ OWN = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in (*templates(), *EXTENDED):
+    for name in (*longbench_templates(), *EXTENDED):
         records = [{**RECORD, **OWN.get(name.removesuffix("_e"), {}), "length": n} for n in (10, 4000, 9000)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
     return tmp_path
@@ -61,12 +61,12 @@ def tokenizer():
 def test_templates_and_numbers_are_the_official_ones() -> None:
     config = golden("longbench_config.json")
     expected = golden("longbench_prompt_sha256.json")
-    computed = {k: hashlib.sha256(v["prompt"].encode()).hexdigest() for k, v in templates().items()}
+    computed = {k: hashlib.sha256(v["prompt"].encode()).hexdigest() for k, v in longbench_templates().items()}
     assert computed == expected
-    assert {k: v["max_new_tokens"] for k, v in templates().items()} == config["dataset2maxlen"]
+    assert {k: v["max_new_tokens"] for k, v in longbench_templates().items()} == config["dataset2maxlen"]
     assert [name.removesuffix("_e") for name in EXTENDED] == config["datasets_e"]
-    assert len(groups()["all"]) == 21
-    assert len(groups()["en"]) == 16
+    assert len(task_groups()["all"]) == 21
+    assert len(task_groups()["en"]) == 16
     from kvbench.tasks.longbench import NO_CHAT
 
     assert list(NO_CHAT) == config["no_chat_template"]
@@ -78,7 +78,7 @@ def test_samples_carry_span_query_and_rules(folder: Path) -> None:
     assert len(samples) == 63
     assert len({s.id for s in samples}) == 63
     for sample in samples:
-        assert sample.prompt == templates()[sample.task]["prompt"].format(**RECORD)
+        assert sample.prompt == longbench_templates()[sample.task]["prompt"].format(**RECORD)
         assert sample.prompt[slice(*sample.context_span)] == RECORD["context"]
         without = sample.task in ("gov_report", "multi_news", "vcsum", "passage_count", "lcc")
         assert sample.query == ("" if without else RECORD["input"])
@@ -126,7 +126,7 @@ def test_a_run_adds_samples_and_scores_anew_without_generating(
             "limit": limit,
             "max_new_tokens": 4,
         }
-        return run(settings)
+        return answer_run(settings)
 
     first = go(1)
     assert first["samples"]["done"] == 2
@@ -141,7 +141,7 @@ def test_a_run_adds_samples_and_scores_anew_without_generating(
     assert "rouge_1_0_1" in more["scores"]["samsum"]["variants"]
     monkeypatch.setattr(LongBench, "scorer_version", 2)
     monkeypatch.setattr(LongBench, "score", lambda self, sample, prediction: {"score": 0.5})
-    monkeypatch.setattr("kvbench.runner.ranks.opened", lambda *args: pytest.fail("generates"))
+    monkeypatch.setattr("kvbench.runner.ranks.open_session", lambda *args: pytest.fail("generates"))
     again = go(3)
     assert again["scores"]["qasper"]["score"] == 0.5
     assert again["scores"]["qasper"]["scorer_version"] == 2
@@ -184,7 +184,7 @@ def official(record, name, tokenizer, limit, chat):
 
 
 def golden_template(name: str) -> str:
-    text = templates()[name]["prompt"]
+    text = longbench_templates()[name]["prompt"]
     assert hashlib.sha256(text.encode()).hexdigest() == golden("longbench_prompt_sha256.json")[name]
     return text
 
@@ -196,7 +196,7 @@ def test_real_prompts_equal_the_official_rule(limit: int, tokenizer) -> None:
     for name in task.names:
         for sample, record in zip(replace(task, tasks=(name,)).samples(), task.records[name], strict=False):
             for chat in ("none", "[INST]{prompt}[/INST]"):
-                prompt = encode(sample, tokenizer, chat=chat, limit=limit)
+                prompt = encode_prompt(sample, tokenizer, chat=chat, limit=limit)
                 assert list(prompt.ids) == official(record, name, tokenizer, limit, chat != "none"), sample.id
                 cut += prompt.removed > 0
                 start, end = prompt.context_span
@@ -254,7 +254,7 @@ def test_one_file_is_not_several_tasks(folder: Path) -> None:
 
 def test_room_is_kept_where_the_rule_leaves_it_open(folder: Path, tokenizer) -> None:
     sample = next(iter(LongBench(path=str(folder), tasks="qasper").samples()))
-    prompt = encode(sample, tokenizer, chat="[INST]" * 30 + "{prompt}[/INST]", limit=200, room=210)
+    prompt = encode_prompt(sample, tokenizer, chat="[INST]" * 30 + "{prompt}[/INST]", limit=200, room=210)
     assert len(prompt.ids) <= 210
     assert prompt.removed > 0
 

@@ -154,7 +154,7 @@ def test_a_summarys_prompt_is_the_beginning_of_its_documents(tmp_path: Path) -> 
     assert [(s.id, s.warm_up) for s in samples] == [
         (f"multi_lexsum@{length}/{n}", n == 0) for length in (150, 160) for n in (0, 1)
     ]
-    template = summaries.templates()["multi_lexsum"]
+    template = summaries.summary_templates()["multi_lexsum"]
     for sample in samples:
         assert (sample.task, sample.max_new_tokens, sample.truncation) == ("multi_lexsum", 5, "refuse")
         assert sample.prompt.startswith(template["before"]) and sample.prompt.endswith(template["after"])

@@ -54,22 +54,24 @@ def test_datasets_and_the_checked_reader_give_the_same_records(tmp_path: Path) -
     others = [Found(tmp_path / name) for name in ("b.json", "c.jsonl.gz", "e.parquet", "e.parquet.gz")]
     for found in (*others, Found(tmp_path / "d.zip", "d.jsonl"), Found(tmp_path / "d.zip", "e.parquet")):
         assert read_records(found) == checked, found
-        assert data.fingerprint(read_records(found), tuple(RECORDS[0])) == data.fingerprint(checked, tuple(RECORDS[0]))
+        assert data.records_fingerprint(read_records(found), tuple(RECORDS[0])) == data.records_fingerprint(
+            checked, tuple(RECORDS[0])
+        )
 
 
 def test_shards_are_one_split_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "odd [1]*name"  # characters of patterns, which `datasets` would expand
     for shard in range(3):
         write(folder / f"test-0000{shard}-of-00003.parquet", RECORDS[shard * 10 : shard * 10 + 10])
-    file = data.find(SOURCE, "test", str(folder), "toy")
+    file = data.find_records(SOURCE, "test", str(folder), "toy")
     assert read_records(file) == RECORDS[:30]
     assert str(file) == f"{folder}/test-00000-of-00003.parquet and 2 more"
     (folder / "test-00001-of-00003.parquet").unlink()
     with pytest.raises(DataError, match=r"toy: 'test' lacks test-00001-of-00003\.parquet, one of its 3 shards in"):
-        data.find(SOURCE, "test", str(folder), "toy")
+        data.find_records(SOURCE, "test", str(folder), "toy")
     write(folder / "test-00001-of-00003.parquet", [{"other": 1}])
     with pytest.raises(DataError, match="cannot be read"):
-        read_records(data.find(SOURCE, "test", str(folder), "toy"))
+        read_records(data.find_records(SOURCE, "test", str(folder), "toy"))
 
 
 def test_a_type_without_an_equivalent_is_refused_by_name(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import pytest
 from kvbench.errors import ConfigError, DataError
 from kvbench.hub.repository import HubError
 from kvbench.tasks import hub_files, splits, texts
-from kvbench.tasks.choices import correct, listed, options
-from kvbench.tasks.filled import filled
+from kvbench.tasks.choices import choice_options, correct, lettered_options
+from kvbench.tasks.filled import filled_prompts
 from kvbench.tasks.hub_files import HubSource
 from kvbench.tasks.mini.catalogue import SCORERS
-from kvbench.tasks.mini.draft import Question, Setting
-from kvbench.tasks.mini.retrieval import find
+from kvbench.tasks.mini.draft import DraftQuestion, Setting
+from kvbench.tasks.mini.retrieval import locate_value
 from kvbench.tasks.mini.rng import Rng
 from kvbench.tasks.perplexity import Perplexity
 from kvbench.tasks.splits import whole_split
@@ -25,9 +25,9 @@ from kvbench.tasks.template import Entry, Template, lookup
 
 
 def test_options_and_the_right_one() -> None:
-    offered = options({"label": ["1", "2", "3"], "text": ["x", "y", "x"]}, "o", "here")
+    offered = choice_options({"label": ["1", "2", "3"], "text": ["x", "y", "x"]}, "o", "here")
     assert offered == [("1", "x"), ("2", "y"), ("3", "x")]
-    assert listed(offered) == "A. x\nB. y\nC. x"
+    assert lettered_options(offered) == "A. x\nB. y\nC. x"
     assert [correct(value, offered, "a", "here") for value in ("3", " 2 ", "y", 0, 2)] == ["C", "B", "B", "A", "C"]
     for wrong in ("x", "A", 3, -1, True, None, ""):  # "x" names two options
         with pytest.raises(DataError, match=r"here: field 'a' is .*; expected one of 1, 2, 3, the text of one option"):
@@ -37,10 +37,10 @@ def test_options_and_the_right_one() -> None:
         with pytest.raises(DataError, match=r"expected a letter A to Z"):
             correct(wrong, (), "a", "here")
     with pytest.raises(DataError, match="has 2 labels for 1 texts"):
-        options({"label": ["A", "B"], "text": ["x"]}, "o", "here")
-    assert len(options(["x"] * 26, "o", "here")) == 26
+        choice_options({"label": ["A", "B"], "text": ["x"]}, "o", "here")
+    assert len(choice_options(["x"] * 26, "o", "here")) == 26
     with pytest.raises(DataError, match="has 27 options; expected 2 to 26"):
-        options(["x"] * 27, "o", "here")
+        choice_options(["x"] * 27, "o", "here")
 
 
 def test_templates() -> None:
@@ -96,11 +96,11 @@ def test_files_of_a_split_are_those_that_datasets_would_load(tmp_path: Path, mon
 def test_a_file_that_the_hub_does_not_give_is_named() -> None:
     source = HubSource(hub_id="a/b")
     absent = HubError("the hub does not answer", "connect", absent=True)
-    text = str(hub_files.refusal(source, "x.jsonl", "dataset toy", absent, "set a path"))
+    text = str(hub_files.unavailable_error(source, "x.jsonl", "dataset toy", absent, "set a path"))
     assert text == (
         "dataset toy: a/b/x.jsonl is not on this machine, and the hub does not answer.\n  hint: connect; set a path"
     )
-    other = str(hub_files.refusal(source, "x.jsonl", "dataset toy", HubError("it is full"), "set a path"))
+    other = str(hub_files.unavailable_error(source, "x.jsonl", "dataset toy", HubError("it is full"), "set a path"))
     assert other == "dataset toy: it is full."
     assert hub_files.sizes(HubSource(), "x", "w", "") == (0, 0) and hub_files.cached(HubSource(), "x", "w") is None
     with pytest.raises(DataError, match=r"w: no file is given\.\n  hint: set dataset\.path=FILE_OR_FOLDER"):
@@ -190,14 +190,14 @@ def test_the_identity_of_spans() -> None:
 
 
 def test_filled_prompts_begin_with_their_own_sentence() -> None:
-    prompts = filled(Letters(bos_token_id=None), 400, 3)
+    prompts = filled_prompts(Letters(bos_token_id=None), 400, 3)
     beginnings = ["".join(map(chr, ids[:12])) for ids in prompts.ids]
     assert len(set(beginnings)) == 3 and all(text.startswith(" ") for text in beginnings)
     for ids, query in zip(prompts.ids, prompts.queries, strict=True):
         word = query.split("'")[1]
         text = "".join(map(chr, ids))
         assert word in text.split(".")[0] and text.endswith(f"'{word}'?\nAnswer:")
-    short = filled(Letters(bos_token_id=None), 80, 1)  # the question would fill more than half
+    short = filled_prompts(Letters(bos_token_id=None), 80, 1)  # the question would fill more than half
     assert short.contexts == [(0, 60)] and "Answer" not in "".join(map(chr, short.ids[0]))
 
 
@@ -213,9 +213,9 @@ def test_numbers_of_records_and_their_sizes() -> None:
     assert {vary.count(16, 100, least=9) for _ in range(300)} == set(range(9, 13))
     assert {vary.size(20, 6, 9) for _ in range(200)} == {6, 7, 8, 9}
     assert len(setting(questions=3).pick(10)) == 3 and sorted(setting(questions=9).pick(4)) == [0, 1, 2, 3]
-    assert find("a 12 and 12", 4, "12") == (4, 9, 11)
-    question = Question("p", "q", "a", ())
-    assert question.continuation == " a" and Question("p", "q", "a", (), glued=True).continuation == "a"
+    assert locate_value("a 12 and 12", 4, "12") == (4, 9, 11)
+    question = DraftQuestion("p", "q", "a", ())
+    assert question.continuation == " a" and DraftQuestion("p", "q", "a", (), glued=True).continuation == "a"
 
 
 def test_scorers_of_the_bundled_tasks() -> None:

@@ -16,8 +16,8 @@ from kvbench.metrics import ruler as metric
 from kvbench.tasks.load import load
 from kvbench.tasks.ruler import Ruler, texts
 from kvbench.tasks.ruler.frame import KINDS, NOISE
-from kvbench.tasks.ruler.stream import Draft, Stream, fitting, largest
-from kvbench.tasks.ruler.task import GROUPS, checksum
+from kvbench.tasks.ruler.stream import RulerPrompt, Stream, fitting, largest
+from kvbench.tasks.ruler.task import GROUPS, prompts_checksum
 from kvbench.tasks.ruler.texts import Pairs
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ruler.json").read_text(encoding="utf-8"))
@@ -58,7 +58,7 @@ def test_prompts_are_those_of_the_authors_scripts(case: dict[str, Any], tiny_tok
     task = ruler(tiny_tokenizer, tasks=(case["task"],), lengths=(case["length"],), limit=case["samples"])
     samples = list(task.samples())
     assert [sample.meta["tokens"] for sample in samples] == case["tokens"]
-    assert checksum([sample.prompt for sample in samples]) == case["sha256"]
+    assert prompts_checksum([sample.prompt for sample in samples]) == case["sha256"]
     assert task.notes()["prompts_sha256"] == {f"{case['task']}@{case['length']}": case["sha256"]}
     if "outputs" in case:
         assert [list(sample.answers) for sample in samples] == case["outputs"]
@@ -116,14 +116,14 @@ def test_a_probe_that_fits_counts_and_one_that_does_not_shortens() -> None:
     stream = Stream(lambda text: len(text.split()), 20)
     asked: list[int] = []
 
-    def make(units: int) -> Draft:
+    def make(units: int) -> RulerPrompt:
         asked.append(units)
-        return Draft("w " * (units + 3), "", (), "")
+        return RulerPrompt("w " * (units + 3), "", (), "")
 
     assert largest(make, stream, 2, 5) == 12  # 12 + 3 words and a budget of 5 are 20
     assert asked[0] == 2 and asked[1] == (2 + 24) // 2  # 5 words for 2 units: 20 / 2.5 * 3 = 24
     assert largest(make, stream, 2, 5, extra=1) == 11
-    assert fitting(make, stream, 14, 2, 5) == (Draft("w " * 15, "", (), ""), 20)
+    assert fitting(make, stream, 14, 2, 5) == (RulerPrompt("w " * 15, "", (), ""), 20)
     with pytest.raises(DataError, match="20 tokens are too few for the smallest prompt"):
         fitting(make, stream, 16, 16, 5)
 

@@ -35,7 +35,7 @@ def test_two_threads_that_write_the_same_file_at_once(tmp_path: Path, monkeypatc
 
     second = threading.Thread(target=other)
     monkeypatch.setattr(os, "fsync", slow)
-    atomic.write(path, b"the first's")
+    atomic.replace_file(path, b"the first's")
     seen.append(path.read_bytes())
     first_is_done.set()
     second.join(10)
@@ -47,7 +47,7 @@ def test_two_threads_that_write_the_same_file_at_once(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt()])
 def test_what_fails_leaves_the_old_content_and_nothing_beside(tmp_path: Path, error: BaseException) -> None:
     path = tmp_path / "a.json"
-    atomic.write(path, b"old")
+    atomic.replace_file(path, b"old")
     with pytest.raises(type(error)), atomic.replacing(path) as partial:
         partial.write_bytes(b"ne")
         raise error
@@ -57,7 +57,7 @@ def test_what_fails_leaves_the_old_content_and_nothing_beside(tmp_path: Path, er
 
 def test_a_block_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    atomic.write(path, b"old")
+    atomic.replace_file(path, b"old")
     with pytest.raises(FileNotFoundError), atomic.replacing(path):
         pass
     assert path.read_bytes() == b"old"
@@ -65,17 +65,17 @@ def test_a_block_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
 
 def test_long_names_and_folders(tmp_path: Path) -> None:
     path = tmp_path / ("ä" * 120 + ".json")
-    atomic.write(path, b"x")
+    atomic.replace_file(path, b"x")
     assert path.read_bytes() == b"x"
     for folder in (tmp_path, Path(), Path("/")):
         with pytest.raises(IsADirectoryError):
-            atomic.write(folder, b"x")
+            atomic.replace_file(folder, b"x")
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
 
 
 def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.json"
-    atomic.write(path, b"x")
+    atomic.replace_file(path, b"x")
     with pytest.raises(FileNotFoundError), atomic.replacing(path) as partial:
         partial.write_bytes(b"y")
         partial.rename(tmp_path / partial.name.replace(str(os.getpid()), "1"))  # of a process that is no more
@@ -108,7 +108,7 @@ def test_the_next_writer_of_a_file_removes_what_killed_ones_left_and_nothing_els
     os.utime(tmp_path / old_machine, (now, now - 24.1 * 3600))
     os.utime(tmp_path / other_machine, (now, now - 23.9 * 3600))
     os.utime(tmp_path / other_thread, (1, 1))
-    atomic.write(path, b"y")
+    atomic.replace_file(path, b"y")
     assert partial_names(tmp_path) == sorted([other_file, other_machine, other_thread, unread])
     assert path.read_bytes() == b"y"
 
@@ -124,7 +124,7 @@ def test_the_file_of_another_users_process_is_left(tmp_path: Path, monkeypatch: 
     theirs = tmp_path / partial.name.replace(f".{os.getpid()}.", ".1.")
     theirs.write_bytes(b"half")
     monkeypatch.setattr(os, "kill", kill)
-    atomic.write(path, b"y")
+    atomic.replace_file(path, b"y")
     assert partial_names(tmp_path) == [theirs.name]
 
 

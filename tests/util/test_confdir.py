@@ -8,29 +8,29 @@ import pytest
 
 from kvbench.errors import KvbenchError
 from kvbench.util import confdir
-from kvbench.util.confdir import conf_dir, groups, options, summary
+from kvbench.util.confdir import choice_summary, conf_dir, config_groups, group_options
 
 
 def test_choices_have_the_names_that_a_person_types() -> None:
-    assert groups() == sorted(groups())
-    assert {"model", "method", "quantizer", "dataset", "runtime", "logger", "launcher"} <= set(groups())
-    datasets = options("dataset")
+    assert config_groups() == sorted(config_groups())
+    assert {"model", "method", "quantizer", "dataset", "runtime", "logger", "launcher"} <= set(config_groups())
+    datasets = group_options("dataset")
     assert list(datasets) == sorted(datasets)
     assert datasets["mini/needle"] == conf_dir() / "dataset" / "mini" / "needle.yaml"
-    assert options("no such group") == {}
+    assert group_options("no such group") == {}
 
 
 def test_another_folder_adds_choices_and_takes_none_away(tmp_path: Path) -> None:
     (tmp_path / "method" / "mine").mkdir(parents=True)
     (tmp_path / "method" / "mine" / "foo.yaml").write_text("residual: 1\n")
     (tmp_path / "method" / "notes.txt").write_text("no choice")
-    added = options("method", tmp_path)
-    assert set(added) - set(options("method")) == {"mine/foo"}
+    added = group_options("method", tmp_path)
+    assert set(added) - set(group_options("method")) == {"mine/foo"}
     assert added["mine/foo"] == tmp_path / "method" / "mine" / "foo.yaml"
-    assert options("model", tmp_path) == options("model")
+    assert group_options("model", tmp_path) == group_options("model")
     (tmp_path / "method" / "kivi.yaml").write_text("residual: 1\n")
-    assert options("method", tmp_path)["kivi"] == tmp_path / "method" / "kivi.yaml"
-    assert list(options("method", tmp_path)) == sorted(options("method", tmp_path))
+    assert group_options("method", tmp_path)["kivi"] == tmp_path / "method" / "kivi.yaml"
+    assert list(group_options("method", tmp_path)) == sorted(group_options("method", tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_another_folder_adds_choices_and_takes_none_away(tmp_path: Path) -> None
 )
 def test_a_choice_is_described_by_its_first_comment(text: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "foo.yaml").write_text(text)
-    assert summary(tmp_path / "foo.yaml") == line
+    assert choice_summary(tmp_path / "foo.yaml") == line
 
 
 def test_an_installation_without_configuration_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,4 +61,4 @@ def test_an_installation_without_configuration_is_refused(tmp_path: Path, monkey
     (inside / "notes" / "read.me").touch()
     (inside / "model" / "deep").mkdir(parents=True)
     (inside / "model" / "deep" / "a.yaml").touch()
-    assert groups() == ["model"]
+    assert config_groups() == ["model"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvbench.profiling.device import limited
-from kvbench.util.failures import bytes_asked, describe, is_out_of_memory
+from kvbench.util.failures import bytes_asked, describe_error, is_out_of_memory
 
 CUDA = torch.OutOfMemoryError(
     "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 139.81 GiB of which 1.2 GiB is free"
@@ -69,12 +69,12 @@ def test_describe_is_bounded():
     try:
         raise ValueError("a" + "x" * 100_000 + "z")
     except ValueError as error:
-        message = describe(error)
+        message = describe_error(error)
     assert message == {"type": "ValueError", "message": "a" + "x" * 3999, "traceback": "x" * 7998 + "z\n"}
     try:
         raise ValueError("short")
     except ValueError as error:
-        trace = describe(error)["traceback"]
+        trace = describe_error(error)["traceback"]
     assert trace.startswith("Traceback") and "in test_describe_is_bounded" in trace and trace.endswith("short\n")
 
 

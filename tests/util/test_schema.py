@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
-from kvbench.errors import ConfigError, RangeError, cut, few, nearest
+from kvbench.errors import ConfigError, RangeError, cut_text, few, nearest
 from kvbench.util import schema
-from kvbench.util.schema import MOST, bounded, build, check_bounds, convert, describe, example, load_class
+from kvbench.util.schema import MOST, bounded, build, check_bounds, convert, describe_type, example, load_class
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def test_an_unknown_key_is_told_its_nearest_and_never_the_values_nearest() -> No
     ],
 )
 def test_types_in_words(hint: Any, words: str, typed: str) -> None:
-    assert describe(hint) == words
+    assert describe_type(hint) == words
     assert example(hint) == typed
 
 
@@ -236,8 +236,8 @@ def test_many_names_are_shortened_to_the_nearest_and_told_how_to_list() -> None:
 
 
 def test_a_long_value_is_repeated_in_part() -> None:
-    assert cut("x" * 200) == "x" * 200
-    assert cut("x" * 201) == "x" * 200 + "... (201 characters)"
+    assert cut_text("x" * 200) == "x" * 200
+    assert cut_text("x" * 201) == "x" * 200 + "... (201 characters)"
     assert len(str(ConfigError("key", "x" * 100_000, "is long"))) < 300
     assert nearest("kiwi" * 100_000, ["kivi"]) is None
 

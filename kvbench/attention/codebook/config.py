@@ -19,7 +19,7 @@ ROWS = 8
 
 
 @dataclass(frozen=True)
-class Build:
+class CodebookBuild:
     """Compile-time configuration of the kernel, as values for the macros that ``header.cuh`` explains.
 
     Args:
@@ -92,7 +92,7 @@ class Build:
         return (self.shared + static + RESERVED) * self.resident <= shared + RESERVED
 
 
-def chosen(build: Build, shared: int) -> Build:
+def choose_warps(build: CodebookBuild, shared: int) -> CodebookBuild:
     """Return a configuration with the fastest number of warps that fits into shared memory, or with the smallest."""
     options = [replace(build, warps=warps, resident=resident) for warps, resident in CHOICES]
     return next((option for option in options if option.fits(shared)), options[-1])
@@ -114,36 +114,38 @@ PARTS = (
 SHARED = ("instructions.cuh", "splits.cuh")
 
 
-class Kernel(nvrtc.Function):
+class CodebookKernel(nvrtc.Function):
     """The CUDA kernel, compiled for one configuration and loaded on one device.
 
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.
     """
 
-    def __init__(self, build: Build, device: int) -> None:
+    def __init__(self, build: CodebookBuild, device: int) -> None:
         self.build = build
         overlapped = uniform.OVERLAPPED and torch.cuda.get_device_capability(device) >= (9, 0)
-        super().__init__(build.macros() + source(), "decode", device, build.warps * 32, build.shared, overlapped)
+        super().__init__(
+            build.macros() + codebook_source(), "decode", device, build.warps * 32, build.shared, overlapped
+        )
 
 
 @cache
-def source() -> str:
+def codebook_source() -> str:
     """Return the CUDA source of the kernel, without the macro definitions that configure it."""
-    first, *others = (part(name) for name in PARTS)
-    return "\n".join([first, *map(uniform.part, SHARED), *others])
+    first, *others = (codebook_source_file(name) for name in PARTS)
+    return "\n".join([first, *map(uniform.cuda_source_file, SHARED), *others])
 
 
-def part(name: str) -> str:
+def codebook_source_file(name: str) -> str:
     """Return one of the files of the CUDA source."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=256)
-def kernel(build: Build, device: int) -> Kernel:
+def codebook_kernel(build: CodebookBuild, device: int) -> CodebookKernel:
     """Return the CUDA kernel for a configuration, compiled and loaded on a GPU; equal calls share one kernel.
 
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.
     """
-    return Kernel(build, device)
+    return CodebookKernel(build, device)

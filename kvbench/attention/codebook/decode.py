@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.attention.codebook.config import ROWS, Build, chosen, kernel
+from kvbench.attention.codebook.config import ROWS, CodebookBuild, choose_warps, codebook_kernel
 from kvbench.attention.cuda.config import shared_memory
-from kvbench.attention.cuda.decode import best_splits, extras, factors, workspace
+from kvbench.attention.cuda.decode import best_splits, extras, score_factors, workspace
 from kvbench.attention.phases import Part, Work
 from kvbench.attention.reads import LOOKED_UP_KEYS, LOOKED_UP_VALUES, misfit
 from kvbench.util.nvrtc import missing
@@ -50,7 +50,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
             return "queries and outliers differ in dtype"
         if outliers is not None and outliers.block < BLOCK:
             return f"blocks of {outliers.block} tokens of outliers"
-    return problem(configured(query, work), query.device.index or 0)
+    return codebook_problem(configured(query, work), query.device.index or 0)
 
 
 def unlike(query: Tensor, work: Work) -> str | None:
@@ -81,16 +81,16 @@ def place_of_codes(work: Work) -> int:
 
 
 @lru_cache(maxsize=256)
-def problem(build: Build, device: int) -> str | None:
+def codebook_problem(build: CodebookBuild, device: int) -> str | None:
     """Compile the kernel to find out if it works on a GPU; return the reason why it does not, or None if it does."""
     try:
-        compiled = kernel(build, device)
+        compiled = codebook_kernel(build, device)
     except RuntimeError as error:
         return f"not compiled: {str(error).splitlines()[0]}"
     return None if compiled.resident else "a multiprocessor of this GPU has no room for it"
 
 
-def configured(query: Tensor, work: Work) -> Build:
+def configured(query: Tensor, work: Work) -> CodebookBuild:
     """Return the configuration of the kernel for a step, with the number of warps that suits its GPU."""
     device = query.device.index or 0
     shared = shared_memory((9, 0))
@@ -102,7 +102,7 @@ def configured(query: Tensor, work: Work) -> Build:
     assert book is not None
     rows = query.shape[1] // work.heads
     softcap, sinks = extras(query, work)
-    build = Build(
+    build = CodebookBuild(
         channels=work.key_dim,
         bits=work.phases[packed][0].format.bits,
         rows=-(-rows // -(-rows // ROWS)),
@@ -116,7 +116,7 @@ def configured(query: Tensor, work: Work) -> Build:
         softcap=softcap,
         sinks=sinks,
     )
-    return chosen(build, shared)
+    return choose_warps(build, shared)
 
 
 def attend(
@@ -127,7 +127,7 @@ def attend(
     Args:
         query: queries of the new tokens, ``[B, Hq, 1, D]``; copied if its channels are not contiguous.
         tuning: values of the configuration in place of the chosen ones, for benchmarks, as pairs of name and value
-            (:class:`kvbench.attention.codebook.config.Build`).
+            (:class:`kvbench.attention.codebook.config.CodebookBuild`).
         splits: number of CTAs that share the tokens of a head, at most 128. None for the number that
             :func:`kvbench.attention.cuda.decode.best_splits` estimates to be fastest.
     """
@@ -137,7 +137,7 @@ def attend(
     device = query.device.index or 0
     changes: dict[str, Any] = dict(tuning)
     build = replace(configured(query, work), **changes)
-    compiled = kernel(build, device)
+    compiled = codebook_kernel(build, device)
     blocks = -(-(query_heads // work.heads) // build.rows)
     lines = batch * work.heads * blocks
     if splits is None:
@@ -148,12 +148,12 @@ def attend(
     sinks = work.logits.sinks
     if sinks is not None:
         sinks = (sinks.float() if build.sinks == 2 else sinks).contiguous()
-    packed = arguments(query, work, scaling, splits, out, partial, counter, sinks)
+    packed = codebook_arguments(query, work, scaling, splits, out, partial, counter, sinks)
     compiled.launch((splits, batch * work.heads, blocks), packed, stream)
     return out
 
 
-def arguments(
+def codebook_arguments(
     query: Tensor,
     work: Work,
     scaling: float,
@@ -173,7 +173,7 @@ def arguments(
         *(work.table.data_ptr(), query.data_ptr(), *query.stride()[:3]),
         *(out.data_ptr(), partial.data_ptr(), counter.data_ptr()),
         *(work.heads, query.shape[1] // work.heads, 1, splits),
-        *factors(scaling, work.logits.softcap),
+        *score_factors(scaling, work.logits.softcap),
         address(sinks),
     )
     codes = struct.pack(

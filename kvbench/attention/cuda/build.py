@@ -57,22 +57,22 @@ class Kernel(nvrtc.Function):
     def __init__(self, build: Build, device: int) -> None:
         self.build = build
         overlapped = OVERLAPPED and torch.cuda.get_device_capability(device) >= (9, 0)
-        super().__init__(build.macros() + source(), "decode", device, build.warps * 32, build.shared, overlapped)
+        super().__init__(build.macros() + cuda_source(), "decode", device, build.warps * 32, build.shared, overlapped)
 
 
 @cache
-def source() -> str:
+def cuda_source() -> str:
     """Return the CUDA source of the kernel, without the macro definitions that configure it."""
-    return "\n".join(part(name) for name in PARTS)
+    return "\n".join(cuda_source_file(name) for name in PARTS)
 
 
-def part(name: str) -> str:
+def cuda_source_file(name: str) -> str:
     """Return one of the files of the CUDA source."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=256)
-def kernel(
+def cuda_kernel(
     phases: Signature,
     channels: int,
     rows: int,

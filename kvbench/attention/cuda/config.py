@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbench.attention.cuda.levels import NO_BYTES, NONE, byte_table, table
+from kvbench.attention.cuda.levels import NO_BYTES, NONE, byte_table, codebook_levels
 from kvbench.attention.cuda.storage import (
     LEVELS,
     Signature,
@@ -20,7 +20,7 @@ from kvbench.attention.cuda.storage import (
 from kvbench.attention.work import FACTORED, Format
 
 
-def options(columns: int, wide: bool, fine: bool, dense: bool, small: bool = False) -> list[dict[str, int]]:
+def build_options(columns: int, wide: bool, fine: bool, dense: bool, small: bool = False) -> list[dict[str, int]]:
     """Return the configurations to choose from for columns of query rows, the fastest on an H200 first.
 
     Up to 8 columns, each warp has tiles of its own, or two warps share the tokens of a tile, which takes half the
@@ -250,7 +250,7 @@ def level_macros(phases: Signature, channels: int) -> dict[str, str]:
     widths = {key.bits for key, _ in phases if key.kind in LEVELS}
     if not widths:
         return {}
-    tables = [table(channels, bits) if bits in widths else NONE for bits in (3, 4)]
+    tables = [codebook_levels(channels, bits) if bits in widths else NONE for bits in (3, 4)]
     words = ", ".join("{" + ", ".join(f"{word:#x}u" for word in entry.words) + "}" for entry in tables)
     units = ", ".join(f"{entry.unit:.9e}f" for entry in tables)
     entries = byte_table(channels) if 3 in widths else NO_BYTES
@@ -294,7 +294,7 @@ def build(
     one_row = columns == 1 and not softcap and any(has_columns(key, value, channels) for key, value in phases)
     dense = one_row or any(form.bits == 3 or form.kind in LEVELS for form in forms)
     small = not one_row and any(form.kind in ("float", *LEVELS) and form.bits == 4 for form in forms)
-    for option in options(columns, channels > 128, fine, dense, small):
+    for option in build_options(columns, channels > 128, fine, dense, small):
         values = {**option, **dict(tuning)}
         fast = fast_integers and values["team"] == 1
         integer = int(values.pop("integer", integer_rows(phases, channels, rows, softcap, bf16) if fast else 0))

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kvbench.attention.cuda.build import kernel
+from kvbench.attention.cuda.build import cuda_kernel
 from kvbench.attention.cuda.config import MOST_SPLITS, unreadable
 from kvbench.attention.cuda.storage import Signature
 from kvbench.attention.phases import Part, Work
@@ -50,16 +50,16 @@ def refuses(query: Tensor, work: Work) -> str | None:
             return f"groups of {form.group} tokens that end within a tile"
     rows = query.shape[1] // work.heads * query.shape[2]
     bf16, extra = query.dtype == torch.bfloat16, extras(query, work)
-    return problem(work.signature(), work.key_dim, rows, bf16, query.device.index or 0, *extra)
+    return cuda_problem(work.signature(), work.key_dim, rows, bf16, query.device.index or 0, *extra)
 
 
 @lru_cache(maxsize=256)
-def problem(
+def cuda_problem(
     phases: Signature, channels: int, rows: int, bf16: bool, device: int, softcap: bool = False, sinks: int = 0
 ) -> str | None:
     """Compile the kernel to find out if it works on a GPU; return the reason why it does not, or None if it does."""
     try:
-        compiled = kernel(phases, channels, rows, bf16, device, (), softcap, sinks)
+        compiled = cuda_kernel(phases, channels, rows, bf16, device, (), softcap, sinks)
     except RuntimeError as error:
         return f"not compiled: {str(error).splitlines()[0]}"
     return None if compiled.resident else "a multiprocessor of this GPU has no room for it"
@@ -85,7 +85,7 @@ def attend(
     rows = group * count
     device = query.device.index or 0
     extra = extras(query, work)
-    compiled = kernel(work.signature(), channels, rows, query.dtype == torch.bfloat16, device, tuning, *extra)
+    compiled = cuda_kernel(work.signature(), channels, rows, query.dtype == torch.bfloat16, device, tuning, *extra)
     build = compiled.build
     blocks = -(-rows // build.rows)
     if splits is not None:
@@ -99,12 +99,12 @@ def attend(
     sinks = work.logits.sinks
     if sinks is not None:
         sinks = (sinks.float() if extra[1] == 2 else sinks).contiguous()
-    packed = arguments(query, work, scaling, splits, out, partial, counter, sinks)
+    packed = cuda_arguments(query, work, scaling, splits, out, partial, counter, sinks)
     compiled.launch((splits, batch * work.heads, blocks), packed, stream)
     return out
 
 
-def arguments(
+def cuda_arguments(
     query: Tensor,
     work: Work,
     scaling: float,
@@ -133,7 +133,7 @@ def arguments(
         query.shape[1] // work.heads,
         query.shape[2],
         splits,
-        *factors(scaling, work.logits.softcap),
+        *score_factors(scaling, work.logits.softcap),
         0 if sinks is None else sinks.data_ptr(),
     )
 
@@ -142,14 +142,14 @@ def extras(query: Tensor, work: Work) -> tuple[bool, int]:
     """Return whether a step needs the kernel's code for a softcap, and which code it needs for attention sinks.
 
     Returns:
-        The arguments `softcap` and `sinks` of :func:`kvbench.attention.cuda.build.kernel`: True if scores have a
+        The arguments `softcap` and `sinks` of :func:`kvbench.attention.cuda.build.cuda_kernel`: True if scores have a
         softcap; and the dtype of the sinks as a number: 0 if there are none, 1 for the dtype of the query, 2 for fp32.
     """
     sinks = work.logits.sinks
     return work.logits.softcap is not None, 0 if sinks is None else 1 if sinks.dtype == query.dtype else 2
 
 
-def factors(scaling: float, softcap: float | None) -> tuple[float, float]:
+def score_factors(scaling: float, softcap: float | None) -> tuple[float, float]:
     """Return the kernel's arguments ``scale`` and ``cap``, which turn a product of query and key into a base-2 score.
 
     Returns:

@@ -26,7 +26,7 @@ NONE = Table((0,) * 4, 0.0)
 
 
 @cache
-def table(channels: int, bits: int) -> Table:
+def codebook_levels(channels: int, bits: int) -> Table:
     """Return the table of a codebook with codes of 3 or 4 bits.
 
     With 4 bits, the entries are the magnitudes of the levels. With 3 bits they are all levels, in the order of a code
@@ -73,7 +73,7 @@ NO_BYTES = ByteTable((0,) * 4, 0.0, 0.0)
 
 @cache
 def byte_table(channels: int) -> ByteTable:
-    """Return the table of bytes of the levels of 3 bits, in the order of :func:`table`.
+    """Return the table of bytes of the levels of 3 bits, in the order of :func:`codebook_levels`.
 
     Levels come in pairs of opposite sign, so they are rounded to odd multiples of half a step, with the step of which
     the mean squared error is least. It is 7e-4 of the levels' root mean square: there are four magnitudes only, and one

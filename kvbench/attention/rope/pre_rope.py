@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from kvbench.attention.rope.rotary import PROBED, alike, probed, rotary
 from kvbench.cache.layer import KVLayer
 from kvbench.errors import CacheError, ModelError
-from kvbench.models.projections import Source, attentions, head_dim, key_source
+from kvbench.models.projections import ProjectionSource, attentions, head_dim, key_source
 from kvbench.util.attachment import attached, attachment
 
 #: attribute of an attention module that holds its :class:`Hooked`
@@ -30,7 +30,7 @@ OTHERWISE = (
 )
 
 
-def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
+def attach_pre_rope(model: PreTrainedModel) -> Callable[..., Tensor]:
     """Install hooks on a model that capture the keys before RoPE in each layer; repeated calls are harmless.
 
     Returns:
@@ -47,13 +47,13 @@ def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
         positions = torch.tensor([[0], [PROBED]])
         for index, (keys, before) in probed(model, lambda index: take(layers[index])).items():
             if before is None or before.shape != keys.shape or not alike(rotation.rotate(before, positions), keys):
-                detach(model)
+                detach_pre_rope(model)
                 raise ModelError(OTHERWISE.format(f"{type(layers[index]).__name__} of layer {index}"))
     return rotation.rotate
 
 
-def detach(model: PreTrainedModel) -> None:
-    """Remove the hooks of :func:`attach` from a model, if it has any."""
+def detach_pre_rope(model: PreTrainedModel) -> None:
+    """Remove the hooks of :func:`attach_pre_rope` from a model, if it has any."""
     known = attached(model)
     for hooked in known.key_hooks if known is not None else ():
         hooked.remove()
@@ -73,7 +73,7 @@ class Hooked:
         stored: False if a captured step's layer stores keys after RoPE, although others do not.
     """
 
-    def __init__(self, attention: nn.Module, source: Source, channels: int) -> None:
+    def __init__(self, attention: nn.Module, source: ProjectionSource, channels: int) -> None:
         self.keys: Tensor | None = None
         self.stored = True
         self._attention, self._source, self._channels = attention, source, channels

@@ -114,12 +114,12 @@ def rotary(model: PreTrainedModel, what: str = "position=cache", instead: str = 
     """
     known: Rotary | None = attachment(model).rotary
     if known is None:
-        known = _find(model, what, instead)
+        known = _find_rotary(model, what, instead)
         attachment(model).rotary = known
     return known
 
 
-def _find(model: PreTrainedModel, what: str, instead: str) -> Rotary:
+def _find_rotary(model: PreTrainedModel, what: str, instead: str) -> Rotary:
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     hint = f"\n  hint: {instead}"
     modules = [module for module in model.modules() if isinstance(getattr(module, "inv_freq", None), Tensor)]

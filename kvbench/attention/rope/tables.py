@@ -65,7 +65,7 @@ def rope_of(layer: KVLayer, room: int) -> Rope:
     if min(starts) < 0:
         raise NotServed("the cache holds pre-RoPE keys whose positions are not consecutive")
     assert layer.rope is not None
-    fine, coarse = tables(layer.rope, layer.key_dim, layer.device, max(starts) + room)
+    fine, coarse = rotation_tables(layer.rope, layer.key_dim, layer.device, max(starts) + room)
     key = (layer.device, "starts", tuple(starts))
     known = layer.progress.tables
     if key not in known:
@@ -73,7 +73,7 @@ def rope_of(layer: KVLayer, room: int) -> Rope:
     return Rope(known[key], fine, coarse)
 
 
-def tables(
+def rotation_tables(
     rotation: Callable[..., Tensor], channels: int, device: torch.device, positions: int
 ) -> tuple[Tensor, Tensor]:
     """Return the tables of cosines and sines of a rotation, from a cache if they have been made before.
@@ -96,7 +96,7 @@ def tables(
     with torch.inference_mode(False), torch.no_grad():
         fine = angles(rotation, torch.arange(FINE), channels, device)
         coarse = angles(rotation, FINE * torch.arange(blocks + blocks // 2), channels, device)
-        check(rotation, fine, coarse, channels, device)
+        check_tables(rotation, fine, coarse, channels, device)
     by_device[key] = (fine, coarse)
     return by_device[key]
 
@@ -108,7 +108,9 @@ def angles(rotation: Callable[..., Tensor], positions: Tensor, channels: int, de
     return rotation(ones, positions[None].to(device))[0, 0].float().contiguous()
 
 
-def check(rotation: Callable[..., Tensor], fine: Tensor, coarse: Tensor, channels: int, device: torch.device) -> None:
+def check_tables(
+    rotation: Callable[..., Tensor], fine: Tensor, coarse: Tensor, channels: int, device: torch.device
+) -> None:
     """Raise NotServed if the tables do not rotate keys as the model does."""
     half = channels // 2
     positions = torch.tensor([0, 1, 77, 128, FINE * (len(coarse) - 1) // 2 + 5, FINE * len(coarse) - 1])

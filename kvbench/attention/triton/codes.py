@@ -5,8 +5,8 @@ tensor cores multiply exactly at full speed). Codes from higher bits of the word
 which a factor on the scores or on the weights cancels. LLVM splits 16-bit operations into single halves, so the AND is
 written in PTX; equivalent plain operations serve Triton's interpreter (``ASM=False``).
 
-A kernel gets a format (:class:`kvbench.attention.phases.Format`) as one integer, ``FORM``: :func:`number` encodes it,
-and the compile-time functions below decode it. docs/kernels.md shows the layout of the words.
+A kernel gets a format (:class:`kvbench.attention.phases.Format`) as one integer, ``FORM``: :func:`format_number`
+encodes it, and the compile-time functions below decode it. docs/kernels.md shows the layout of the words.
 """
 
 # mypy: ignore-errors
@@ -41,7 +41,7 @@ ASM_AT8 = tl.constexpr(
 )
 
 
-def number(kind: str, bits: int, axis: str = "channel", group: int = 0, window: int = 0) -> int:
+def format_number(kind: str, bits: int, axis: str = "channel", group: int = 0, window: int = 0) -> int:
     """Encode a format as the single integer that kernels take as compile-time argument.
 
     Bits 0-1 of the integer contain the kind, bit 2 the axis, bits 4-8 the width of a code, bits 12-19 the group size,
@@ -119,7 +119,7 @@ def fields(form):
 
 
 @triton.constexpr_function
-def rows(form):
+def word_row_count(form):
     """Return the number of word rows in a tile of 128 tokens.
 
     The tokens of a tile are divided over the fields: a word row contains one token per field. So this is also the
@@ -135,15 +135,15 @@ def planes(form):
 
 
 @triton.constexpr_function
-def blocks(form, channels):
+def channel_group_count(form, channels):
     """Return the number of groups into which the channels of one token are divided; 1 unless the axis is ``token``."""
     return channels // group(form) if kind(form) and axis(form) else 1
 
 
 @triton.constexpr_function
-def run(form):
+def group_run(form):
     """Return how many consecutive fields of a tile hold tokens of the same group, for a per-channel format."""
-    return min(group(form) // rows(form), fields(form))
+    return min(group(form) // word_row_count(form), fields(form))
 
 
 @triton.constexpr_function

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from kvbench.attention.phases import Format, Part, Work
 from kvbench.attention.reads import TRITON_KEYS, TRITON_VALUES, misfit
-from kvbench.attention.triton.codes import number
-from kvbench.attention.triton.kernel import decode, part
+from kvbench.attention.triton.codes import format_number
+from kvbench.attention.triton.kernel import decode_attention, part_of_tile
 from kvbench.attention.triton.merge import merge
 from kvbench.attention.triton.tuning import Tuning, costs, tuning
 
@@ -36,7 +36,7 @@ INTERPRETED = triton.knobs.runtime.interpret
 #: 32-bit registers of a multiprocessor (compute capability 7.0 to 10.0)
 REGISTERS = 65536
 LOG2E = math.log2(math.e)
-#: number of programs that a GPU runs at once (:func:`together`), for each compiled kernel
+#: number of programs that a GPU runs at once (:func:`concurrent_programs`), for each compiled kernel
 TOGETHER: dict[Any, int] = {}
 
 
@@ -96,11 +96,11 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     else:
         known = (query.device, query.dtype, None if sinks is None else sinks.dtype, fixed, warps)
         if known not in TOGETHER:
-            kernel = decode.warmup(*arguments(1), grid=(1,), num_warps=warps)
-            TOGETHER[known] = together(kernel, query.device, chosen, warps)
-        parts = split(steps, cells * blocks, TOGETHER[known])
+            kernel = decode_attention.warmup(*arguments(1), grid=(1,), num_warps=warps)
+            TOGETHER[known] = concurrent_programs(kernel, query.device, chosen, warps)
+        parts = choose_split(steps, cells * blocks, TOGETHER[known])
     room = arguments(parts)
-    decode[(blocks, parts, cells)](*room, num_warps=warps)
+    decode_attention[(blocks, parts, cells)](*room, num_warps=warps)
     if parts > max(chosen.fused, 1):
         shape = (group * count, group, count, rows, work.value_dim, 16, limit, sinks is not None)
         merge[(group * count, cells)](room[6], room[7], out, sinks, parts, work.heads, *shape, num_warps=4)
@@ -141,14 +141,14 @@ def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tu
         part of a tile (:func:`kvbench.attention.triton.tuning.costs`).
     """
     keys, values = (
-        [number(f.kind, f.bits, f.axis, f.group, f.window) for f in side] for side in zip(*forms, strict=True)
+        [format_number(f.kind, f.bits, f.axis, f.group, f.window) for f in side] for side in zip(*forms, strict=True)
     )
-    steps = [part(key, value, full_step) for key, value in zip(keys, values, strict=True)]
+    steps = [part_of_tile(key, value, full_step) for key, value in zip(keys, values, strict=True)]
     paid = [costs(key, value, step) for (key, value), step in zip(forms, steps, strict=True)]
     return (tuple(keys), tuple(values)), (tuple(c for c, _ in paid), tuple(c for _, c in paid))
 
 
-def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> int:
+def concurrent_programs(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> int:
     """Return how many thread blocks (Triton's programs) of a compiled kernel the GPU can run at once.
 
     Args:
@@ -162,7 +162,7 @@ def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> i
     return about.multi_processor_count * (chosen.resident or max(fitting, 1))
 
 
-def split(steps: int, programs: int, at_once: int) -> int:
+def choose_split(steps: int, programs: int, at_once: int) -> int:
     """Choose among how many programs (thread blocks) to split the cached tokens of a head, as in flash decoding.
 
     Preferably all waves of programs on the GPU are full, because a nearly empty wave takes as long as a full one.

@@ -15,7 +15,7 @@ Parameters that mean the same in all of these modules (more in :mod:`kvbench.att
     cell: index of the pair of sequence and KV head: ``sequence * KV heads + KV head``, int64.
     row_at: offset of each query row from the pointer to the queries, in elements, ``[R]``.
     valid: which of the R query rows exist, bool ``[R]``; the others are padding and read as zeros.
-    KEY, VALUE: encoded formats (:func:`kvbench.attention.triton.codes.number`).
+    KEY, VALUE: encoded formats (:func:`kvbench.attention.triton.codes.format_number`).
     KEYS, VALUES: pointers to buffers in these formats (:func:`located`).
     top, total, acc: the running state of the softmax: maximum of the scores in bits (base-2 logarithms), ``[R]``; sum
         of the weights, ``[R]``; weighted sum of the values, not yet divided by `total`, ``[Dv, R]``.
@@ -32,13 +32,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvbench.attention.triton.codes import CHANNEL, FULL, axis, blocks, group, kind, planes, rows, width, window
-from kvbench.attention.triton.merge import NOTHING, merge_row, place_of, rounded, sink_of, write_part
+from kvbench.attention.triton.codes import (
+    CHANNEL,
+    FULL,
+    axis,
+    channel_group_count,
+    group,
+    kind,
+    planes,
+    width,
+    window,
+    word_row_count,
+)
+from kvbench.attention.triton.merge import NOTHING, clamped, merge_row, place_of, sink_of, write_part
 from kvbench.attention.triton.walk import load_query, walk
 
 
 @triton.constexpr_function
-def whole(key, value):
+def whole_tile(key, value):
     """Return True if the kernel can process a whole tile of a phase in one iteration.
 
     It can if keys and values are both packed, in fields of equal width.
@@ -47,7 +58,7 @@ def whole(key, value):
 
 
 @triton.constexpr_function
-def part(key, value, full):
+def part_of_tile(key, value, full):
     """Return how many tokens of a tile one iteration processes if it does not process the whole tile.
 
     Such a part lies inside a single field of the packed keys and inside a single field of the packed values.
@@ -55,7 +66,7 @@ def part(key, value, full):
     Args:
         full: the number to return if keys and values are both in full precision.
     """
-    sizes = [rows(form) for form in (key, value) if kind(form) != 0]
+    sizes = [word_row_count(form) for form in (key, value) if kind(form) != 0]
     return min(sizes) if sizes else full
 
 
@@ -84,7 +95,7 @@ def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, gro
     else:
         moved = ()
         for i in tl.static_range(planes(FORM)):
-            moved = moved + (PARTS[i] + (cell * extent + tile) * (rows(FORM) * CHANNELS),)
+            moved = moved + (PARTS[i] + (cell * extent + tile) * (word_row_count(FORM) * CHANNELS),)
         for i in tl.static_range(planes(FORM), planes(FORM) + 2):
             # scales, then minima: by group of tokens, or by token
             if window(FORM):
@@ -92,7 +103,7 @@ def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, gro
             elif axis(FORM) == CHANNEL:
                 moved = moved + (PARTS[i] + (cell * groups + tile * (128 // group(FORM))) * CHANNELS,)
             else:
-                moved = moved + (PARTS[i] + (cell * extent + tile) * (128 * blocks(FORM, CHANNELS)),)
+                moved = moved + (PARTS[i] + (cell * extent + tile) * (128 * channel_group_count(FORM, CHANNELS)),)
         if window(FORM):
             moved = moved + (tile * 128,)
     return moved
@@ -103,7 +114,7 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
     """Read where a phase lies from the table of phases, and divide its tokens into whole tiles and parts of tiles.
 
     A phase may begin and end within a tile. So whole tiles are in the middle, and parts of tiles precede and follow
-    them. If tiles of the phase cannot be processed whole (:func:`whole`), all tokens are in parts.
+    them. If tiles of the phase cannot be processed whole (:func:`whole_tile`), all tokens are in parts.
 
     Args:
         table_ptr: pointer to the line: first key token, first value token, number of tokens.
@@ -130,7 +141,7 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
         lead = key_first * 0  # a zero that is a tensor on either branch
     end = lead + count
     # whole tiles in the middle, parts at both ends; parts only if whole tiles cannot be processed at once
-    if whole(KEY, VALUE):
+    if whole_tile(KEY, VALUE):
         tile = (lead + 127) // 128
         tiles = tl.maximum(end // 128 - tile, 0)
     else:
@@ -221,7 +232,7 @@ def phase(
         CAUSAL: True if query rows see different numbers of tokens, as in the last phase of a step with several new
             tokens.
     """
-    CHANNEL_GROUPS: tl.constexpr = blocks(KEY, KEY_DIM)
+    CHANNEL_GROUPS: tl.constexpr = channel_group_count(KEY, KEY_DIM)
     # with one query row, biases are sums over a vector: the seven padding columns of the product need none
     ONE_ROW: tl.constexpr = ROWS == 1 and kind(KEY) != FULL and axis(KEY) == CHANNEL
     # codes are fp16 in any model; exact keys are multiplied in their own dtype
@@ -232,7 +243,7 @@ def phase(
     keys = located(KEYS, KEY, KEY_DIM, cell, key_room, key_groups, (key_first - lead) // 128)
     values = located(VALUES, VALUE, VALUE_DIM, cell, value_room, value_groups, (value_first - lead) // 128)
     # in the order of costs, whole tiles come before parts; a program may have some of both, of either, or none
-    if whole(KEY, VALUE):
+    if whole_tile(KEY, VALUE):
         first, last = share(low, high, at, tiles, WHOLE_COST)
         at += tiles * WHOLE_COST
         if first < last:
@@ -255,7 +266,7 @@ def phase(
 
 
 @triton.jit(do_not_specialize=["EXTENTS", "heads", "scaling", "cap", "fused"])
-def decode(
+def decode_attention(
     q_ptr,
     out_ptr,
     table_ptr,
@@ -337,7 +348,7 @@ def decode(
             table_ptr + (sequence * PHASES + i) * 3,
             KEY_FORMS[i],
             VALUE_FORMS[i],
-            part(KEY_FORMS[i], VALUE_FORMS[i], FULL_STEP),
+            part_of_tile(KEY_FORMS[i], VALUE_FORMS[i], FULL_STEP),
         )
         cost += price(phase_span, WHOLE_COSTS[i], PART_COSTS[i])
         spans = spans + (phase_span,)
@@ -368,7 +379,7 @@ def decode(
         state = phase(
             state, q_ptr, row_at, valid, normal, factor, seen, KEYS[i], VALUES[i], EXTENTS[i], spans[i],
             cell.to(tl.int64), low, high, at, KEY_FORMS[i], VALUE_FORMS[i], WHOLE_COSTS[i], PART_COSTS[i],
-            part(KEY_FORMS[i], VALUE_FORMS[i], FULL_STEP), i == PHASES - 1 and NEW_TOKENS > 1,
+            part_of_tile(KEY_FORMS[i], VALUE_FORMS[i], FULL_STEP), i == PHASES - 1 and NEW_TOKENS > 1,
             ROWS, KEY_DIM, VALUE_DIM, BLOCK_ROWS, STAGES, PART_STAGES, ASM, cap, CAPPED,
         )  # fmt: skip
         at += price(spans[i], WHOLE_COSTS[i], PART_COSTS[i])
@@ -378,7 +389,7 @@ def decode(
         # nothing to merge: the sink only adds a term to the sum of weights, as it has no value
         if SINKS:
             total += tl.exp2(sink_of(sinks_ptr, head, row, valid, GROUP, NEW_TOKENS, SINKS) - top)
-        out = rounded(acc / total[None, :], LIMIT).to(out_ptr.dtype.element_ty)
+        out = clamped(acc / total[None, :], LIMIT).to(out_ptr.dtype.element_ty)
         target = place_of(out_ptr, sequence, head, row, heads, GROUP, NEW_TOKENS, VALUE_DIM)
         tl.store(target[None, :] + tl.arange(0, VALUE_DIM)[:, None], out, mask=valid[None, :])
     else:
@@ -396,4 +407,4 @@ def decode(
                     target = place_of(
                         out_ptr, sequence, head, block * BLOCK_ROWS + r, heads, GROUP, NEW_TOKENS, VALUE_DIM
                     )
-                    tl.store(target + tl.arange(0, VALUE_DIM), rounded(merged, LIMIT).to(out_ptr.dtype.element_ty))
+                    tl.store(target + tl.arange(0, VALUE_DIM), clamped(merged, LIMIT).to(out_ptr.dtype.element_ty))

@@ -32,7 +32,7 @@ def place_of(
 
 
 @triton.jit
-def rounded(x, LIMIT: tl.constexpr):
+def clamped(x, LIMIT: tl.constexpr):
     """Clamp a block to ``LIMIT``, the largest number of the output's dtype, so that converting yields no infinities."""
     return tl.minimum(tl.maximum(x, -LIMIT), LIMIT)
 
@@ -138,7 +138,7 @@ def merge(
     cell = tl.program_id(1)
     index = (cell * ((ROWS + BLOCK_ROWS - 1) // BLOCK_ROWS) + row // BLOCK_ROWS).to(tl.int64) * parts
     sink = sink_of(sinks_ptr, cell % heads, row, row >= 0, GROUP, NEW_TOKENS, SINKS)
-    out = rounded(
+    out = clamped(
         merge_row(stat_ptr, acc_ptr, index, parts, row % BLOCK_ROWS, sink, BLOCK_ROWS, VALUE_DIM, CHUNK, SINKS), LIMIT
     )
     target = place_of(out_ptr, cell // heads, cell % heads, row, heads, GROUP, NEW_TOKENS, VALUE_DIM)

@@ -87,7 +87,7 @@ def attend(query: Tensor, work: Work, scaling: float, launch: Launch | None = No
     keys, values = (part.buffer for part in work.phases[0])
     assert keys is not None and values is not None
     padded = max(triton.next_power_of_2(rows), 8)
-    parts = 2 if INTERPRETED else split(query.device, cells, width, launch)
+    parts = 2 if INTERPRETED else observed_split(query.device, cells, width, launch)
     floats = partial(torch.empty, dtype=torch.float32, device=query.device)
     out = query.new_empty(batch, count, query_heads, work.value_dim)
     scores = floats(cells * rows * width)
@@ -112,7 +112,7 @@ def attend(query: Tensor, work: Work, scaling: float, launch: Launch | None = No
     return out
 
 
-def split(device: torch.device, cells: int, width: int, launch: Launch) -> int:
+def observed_split(device: torch.device, cells: int, width: int, launch: Launch) -> int:
     """Return among how many programs to split the tokens of a head: as many as fill the GPU, once.
 
     The number depends on the room in the buffers and not on the tokens in use, so that a step that is replayed as a

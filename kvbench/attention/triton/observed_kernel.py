@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvbench.attention.triton.merge import NOTHING, merge_row, place_of, rounded, write_part
+from kvbench.attention.triton.merge import NOTHING, clamped, merge_row, place_of, write_part
 from kvbench.attention.triton.tiles import exact_dot
 
 
@@ -225,7 +225,7 @@ def merge_and_weigh(
     ROWS: tl.constexpr = GROUP * NEW_TOKENS
     base = cell.to(tl.int64) * parts
     if index < ROWS:
-        out = rounded(merge_row(stat_ptr, acc_ptr, base, parts, index, 0.0, BLOCK_ROWS, VALUE_DIM, 16, False), LIMIT)
+        out = clamped(merge_row(stat_ptr, acc_ptr, base, parts, index, 0.0, BLOCK_ROWS, VALUE_DIM, 16, False), LIMIT)
         target = place_of(out_ptr, cell // heads, cell % heads, index, heads, GROUP, NEW_TOKENS, VALUE_DIM)
         tl.store(target + tl.arange(0, VALUE_DIM), out.to(out_ptr.dtype.element_ty))
     else:

@@ -14,7 +14,7 @@ largest magnitude into [0.5, 1). A *part of a tile* is a few consecutive tokens 
 Parameters of most functions:
     PARTS: pointers to the buffers of keys or of values (words, scales and minima; not parts of tiles), moved to the
         phase's first tile (:func:`kvbench.attention.triton.kernel.located`).
-    FORM: their format (:func:`kvbench.attention.triton.codes.number`).
+    FORM: their format (:func:`kvbench.attention.triton.codes.format_number`).
     KEY_DIM, VALUE_DIM: channels of a key, D, and of a value, Dv. R query rows are the columns of all products.
     stored: parameters of the iteration's tokens, loaded one iteration ahead (:func:`readied`); empty if per channel.
     query, sums: normalised query, a tuple of ``[D / groups, R]`` for the groups of channels, and their sums ``[R]``.
@@ -33,22 +33,22 @@ from kvbench.attention.triton.codes import (
     CHANNEL,
     FULL,
     axis,
-    blocks,
+    channel_group_count,
     channel_parameters,
     field,
     field_at,
     fields,
     group,
     group_of,
+    group_run,
     kind,
     lift,
     meeting,
     of_tokens,
     planes,
     ready,
-    rows,
-    run,
     window,
+    word_row_count,
 )
 from kvbench.attention.triton.windows import columns_of_groups, group_at, own_column, window_scores
 
@@ -103,7 +103,7 @@ def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: t
     if kind(FORM) != FULL and axis(FORM) != CHANNEL:
         params = PARTS[planes(FORM) :]
         for i in tl.static_range(COUNT):
-            stored = stored + (of_tokens(params, blocks(FORM, CHANNELS), start + i * N, tl.arange(0, N)),)
+            stored = stored + (of_tokens(params, channel_group_count(FORM, CHANNELS), start + i * N, tl.arange(0, N)),)
     return stored
 
 
@@ -120,7 +120,7 @@ def readied(stored, FORM: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.conste
     in_fp32 = ()
     if kind(FORM) != FULL and axis(FORM) != CHANNEL:
         for i in tl.static_range(COUNT):
-            in_fp32 = in_fp32 + (ready(stored[i], FORM, blocks(FORM, CHANNELS)),)
+            in_fp32 = in_fp32 + (ready(stored[i], FORM, channel_group_count(FORM, CHANNELS)),)
     return in_fp32
 
 
@@ -145,8 +145,8 @@ def tile_scores(
     Returns:
         Scores in bits: a tuple of ``[tokens of a field, R]``, one per field of the words.
     """
-    WORD_ROWS: tl.constexpr = rows(FORM)
-    CHANNEL_GROUPS: tl.constexpr = blocks(FORM, KEY_DIM)
+    WORD_ROWS: tl.constexpr = word_row_count(FORM)
+    CHANNEL_GROUPS: tl.constexpr = channel_group_count(FORM, KEY_DIM)
     base = tile * (WORD_ROWS * KEY_DIM)
     at = tl.arange(0, WORD_ROWS)[:, None] * KEY_DIM + tl.arange(0, KEY_DIM // CHANNEL_GROUPS)[None, :]
     scores = ()
@@ -182,7 +182,7 @@ def tile_scores(
             scores = scores + (score,)
     elif axis(FORM) == CHANNEL:
         words = words_of(PARTS, FORM, base, at)
-        RUN: tl.constexpr = run(FORM)
+        RUN: tl.constexpr = group_run(FORM)
         # all queries are scaled before the first product, so that one barrier suffices for their way via shared memory
         scaled = ()
         biases = ()
@@ -258,12 +258,12 @@ def part_scores(
     Returns:
         Scores in bits: a tuple with one block, ``[PART_TOKENS, R]``.
     """
-    CHANNEL_GROUPS: tl.constexpr = blocks(FORM, KEY_DIM)
+    CHANNEL_GROUPS: tl.constexpr = channel_group_count(FORM, KEY_DIM)
     if kind(FORM) == FULL:
         keys = tl.load(PARTS[0] + tokens[:, None] * KEY_DIM + tl.arange(0, KEY_DIM)[None, :])
         score = exact_dot(keys, query[0], ASM) * factor[None, :]
     else:
-        WORD_ROWS: tl.constexpr = rows(FORM)
+        WORD_ROWS: tl.constexpr = word_row_count(FORM)
         base = start // 128 * (WORD_ROWS * KEY_DIM) + within(start, WORD_ROWS, PART_TOKENS) * KEY_DIM
         at = tl.arange(0, PART_TOKENS)[:, None] * KEY_DIM + tl.arange(0, KEY_DIM // CHANNEL_GROUPS)[None, :]
         i = start % 128 // WORD_ROWS  # the field, known at run time only
@@ -292,7 +292,7 @@ def part_scores(
 
 
 @triton.jit
-def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.constexpr):
+def fp16_room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.constexpr):
     """Return a power of two that brings the products weight * scale into the range of fp16, and its inverse.
 
     Weights are at most 1. Without the factor, the product of a small weight and a small scale would be an fp16
@@ -329,9 +329,9 @@ def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored
         Four items: the weighted sums of the codes, multiplied by a factor f that is a power of two, as a tuple of
         ``[Dv / groups, R]``, one per group of channels; f; 1 / f; and the new `biases`.
     """
-    WORD_ROWS: tl.constexpr = rows(FORM)
-    CHANNEL_GROUPS: tl.constexpr = blocks(FORM, VALUE_DIM)
-    lifted, unit = room(stored, FORM, CHANNEL_GROUPS, fields(FORM))
+    WORD_ROWS: tl.constexpr = word_row_count(FORM)
+    CHANNEL_GROUPS: tl.constexpr = channel_group_count(FORM, VALUE_DIM)
+    lifted, unit = fp16_room(stored, FORM, CHANNEL_GROUPS, fields(FORM))
     # channels are rows here: [VALUE_DIM, WORD_ROWS], as the second product takes them
     base = tile * (WORD_ROWS * VALUE_DIM)
     at = tl.arange(0, VALUE_DIM // CHANNEL_GROUPS)[:, None] * WORD_ROWS + tl.arange(0, WORD_ROWS)[None, :]
@@ -383,7 +383,7 @@ def part_values(
         Four items: the weighted sums, multiplied by a factor f that is a power of two, as a tuple of
         ``[Dv / groups, R]``, one per group of channels; f; 1 / f; and the new `biases`.
     """
-    CHANNEL_GROUPS: tl.constexpr = blocks(FORM, VALUE_DIM)
+    CHANNEL_GROUPS: tl.constexpr = channel_group_count(FORM, VALUE_DIM)
     totals = ()
     sums = ()
     if kind(FORM) == FULL:
@@ -399,10 +399,10 @@ def part_values(
         unit = 1.0 / 32768.0
         sums = biases
     else:
-        WORD_ROWS: tl.constexpr = rows(FORM)
+        WORD_ROWS: tl.constexpr = word_row_count(FORM)
         base = start // 128 * (WORD_ROWS * VALUE_DIM) + within(start, WORD_ROWS, PART_TOKENS)
         at = tl.arange(0, VALUE_DIM // CHANNEL_GROUPS)[:, None] * WORD_ROWS + tl.arange(0, PART_TOKENS)[None, :]
-        lifted, unit = room(stored, FORM, CHANNEL_GROUPS, 1)
+        lifted, unit = fp16_room(stored, FORM, CHANNEL_GROUPS, 1)
         for c in tl.static_range(CHANNEL_GROUPS):
             step, least = group_of(stored[0], FORM, CHANNEL_GROUPS, c)
             sums = sums + (biases[c] + weights[0] * least[:, None],)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvbench.attention.triton.codes import blocks, fields, rows
+from kvbench.attention.triton.codes import channel_group_count, fields, word_row_count
 from kvbench.attention.triton.merge import NOTHING
 from kvbench.attention.triton.tiles import parameters_of, part_scores, part_values, readied, tile_scores, tile_values
 
@@ -51,20 +51,20 @@ def load_query(
 
 
 @triton.jit
-def cut(acc, N: tl.constexpr):
+def cut_blocks(acc, N: tl.constexpr):
     """Split a tensor ``[N * n, R]`` into N blocks ``[n, R]``, N a power of two; :func:`paste` is the inverse."""
     # Triton cannot slice a tensor, so it is halved by a reshape and a split, recursively
     if N == 1:
         parts = (acc,)
     else:
         low, high = tl.split(tl.permute(tl.reshape(acc, (2, acc.shape[0] // 2, acc.shape[1])), (1, 2, 0)))
-        parts = cut(low, N // 2) + cut(high, N // 2)
+        parts = cut_blocks(low, N // 2) + cut_blocks(high, N // 2)
     return parts
 
 
 @triton.jit
 def paste(parts, N: tl.constexpr):
-    """Join N blocks ``[n, R]`` into one tensor ``[N * n, R]``; the inverse of :func:`cut`."""
+    """Join N blocks ``[n, R]`` into one tensor ``[N * n, R]``; the inverse of :func:`cut_blocks`."""
     if N == 1:
         acc = parts[0]
     else:
@@ -142,11 +142,11 @@ def walk(
         PART_TOKENS: number of tokens in a part of a tile.
         CAUSAL: True if query rows see different numbers of tokens.
     """
-    CHANNEL_GROUPS: tl.constexpr = blocks(VALUE, VALUE_DIM)
-    SIZE: tl.constexpr = rows(VALUE) if WHOLE else PART_TOKENS
+    CHANNEL_GROUPS: tl.constexpr = channel_group_count(VALUE, VALUE_DIM)
+    SIZE: tl.constexpr = word_row_count(VALUE) if WHOLE else PART_TOKENS
     COUNT: tl.constexpr = fields(VALUE) if WHOLE else 1
     STEP: tl.constexpr = 128 if WHOLE else PART_TOKENS
-    accs = cut(acc, CHANNEL_GROUPS)
+    accs = cut_blocks(acc, CHANNEL_GROUPS)
     row = tl.arange(0, SIZE)
     # the sum of weights, too, is kept per token; it starts with the sum of the earlier phases
     sum_tile = tl.where(row[:, None] == 0, total[None, :], 0.0)

@@ -30,13 +30,13 @@ def append(keys: Tensor, values: Tensor, key_buffer: Tensor, value_buffer: Tenso
         for x, buffer, first in sides:
             buffer[rows[:, None], :, first[:, None] + new] = x.transpose(1, 2).to(buffer.dtype)
         return
-    from kvbench.cache.kernels.append_kernel import write
+    from kvbench.cache.kernels.append_kernel import write_new_tokens
 
     keys = keys if keys.stride(-1) == 1 else keys.contiguous()
     values = values if values.stride(-1) == 1 else values.contiguous()
     batch, heads, count, channels = keys.shape
     with torch.cuda.device_of(keys):
-        write[(batch * heads, count, 2)](
+        write_new_tokens[(batch * heads, count, 2)](
             keys,
             values,
             key_buffer,

@@ -18,7 +18,7 @@ def copy_token(source, target, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def write(
+def write_new_tokens(
     keys, values, key_buffer, value_buffer, places,
     key_row, key_head, key_token, value_row, value_head, value_token,
     heads, key_room, value_room, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,

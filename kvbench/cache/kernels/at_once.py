@@ -12,16 +12,16 @@ from kvbench.cache.segments.packed import PackedSegment
 PackedAtOnce = tuple[NuqSegment, NuqSegment] | tuple[PackedSegment, PackedSegment]
 
 
-def refuses(segments: PackedAtOnce) -> str | None:
+def packing_refusal(segments: PackedAtOnce) -> str | None:
     """Return why no kernel can pack new tokens on the device, or None if one can."""
     keys, values = segments
     if isinstance(keys, PackedSegment) and isinstance(values, PackedSegment):
-        return engine.refuses(keys, values)
+        return engine.engine_refusal(keys, values)
     assert isinstance(keys, NuqSegment) and isinstance(values, NuqSegment)
-    return nuq.refuses(keys, values)
+    return nuq.nuq_refusal(keys, values)
 
 
-def quantize(segments: PackedAtOnce, key: Tensor, value: Tensor, places: Tensor) -> None:
+def pack_new_tokens(segments: PackedAtOnce, key: Tensor, value: Tensor, places: Tensor) -> None:
     """Pack the key and the value of one new token per row, in one launch that can be recorded.
 
     The host must have made room for them (``advance`` of each segment).
@@ -33,7 +33,7 @@ def quantize(segments: PackedAtOnce, key: Tensor, value: Tensor, places: Tensor)
     """
     keys, values = segments
     if isinstance(keys, PackedSegment) and isinstance(values, PackedSegment):
-        engine.quantize(keys, values, key, value, places)
+        engine.pack_engine_tokens(keys, values, key, value, places)
     else:
         assert isinstance(keys, NuqSegment) and isinstance(values, NuqSegment)
-        nuq.quantize(keys, values, key, value, places)
+        nuq.pack_nuq_tokens(keys, values, key, value, places)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kvbench.cache.kernels.forms import Form
-from kvbench.cache.kernels.jobs import Job, Packed, alone, plan, table
-from kvbench.cache.kernels.reads import CLIPPED, refusal
+from kvbench.cache.kernels.jobs import Job, Packed, address_table, alone, plan
+from kvbench.cache.kernels.reads import CLIPPED, format_refusal
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.oscar import OscarQuantizer
 
@@ -20,7 +20,7 @@ KINDS = (CLIPPED[0].kind,)
 ROWS, WARPS = 8, 4
 
 
-def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
+def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
     """Return the compile-time parameters of the kernel that packs tokens as a quantizer does, or why it cannot.
 
     Returns:
@@ -30,21 +30,23 @@ def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
         return None
     if quantizer.lloyd_max:
         return "codes by edges for a Gaussian"
-    reason = refusal(CLIPPED, KINDS[0], quantizer.bits, "token", channels, channels, quantizer.scales)
+    reason = format_refusal(CLIPPED, KINDS[0], quantizer.bits, "token", channels, channels, quantizer.scales)
     if reason:
         return reason
     rank = int(quantizer.clip * channels) if quantizer.clip < 1 else channels
     return Form(KINDS[0], 2, False, channels, ROWS, channels, 16 // ROWS, WARPS, rank=rank)
 
 
-def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None) -> None:
+def launch_pack(
+    segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None
+) -> None:
     """Quantize tokens and write them into a segment; the arguments are those of ``kvbench.cache.kernels.pack.pack``."""
-    from kvbench.cache.kernels.clipped_kernel import pack_tokens
+    from kvbench.cache.kernels.clipped_kernel import pack_clipped_tokens
 
     watch, tag = segment.watch or alone(x.device)
     how, grid, places = plan(segment, how, first_row, x, start, count)
     with torch.cuda.device_of(x):
-        pack_tokens[grid](
+        pack_clipped_tokens[grid](
             x,
             x if index is None else index,
             segment.words[0],
@@ -62,15 +64,15 @@ def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, co
         )
 
 
-def run(group: list[Job]) -> None:
+def pack_group(group: list[Job]) -> None:
     """Pack the tokens of several jobs with equal signatures in one launch."""
-    from kvbench.cache.kernels.clipped_kernel import pack_tokens_of_layers
+    from kvbench.cache.kernels.clipped_kernel import pack_clipped_layers
 
     job = group[0]
     how, grid, places = job.plan()
     with torch.cuda.device_of(job.x):
-        pack_tokens_of_layers[(*grid, len(group))](
-            table(group),
+        pack_clipped_layers[(*grid, len(group))](
+            address_table(group),
             job.x,
             job.record(),
             job.x.storage_offset(),

@@ -40,7 +40,7 @@ def threshold(x, RANK: tl.constexpr, LOWEST: tl.constexpr):
 
 
 @triton.jit
-def encode(x, RANK: tl.constexpr, LOWEST: tl.constexpr):
+def encode_clipped(x, RANK: tl.constexpr, LOWEST: tl.constexpr):
     """Return codes, scales and minima of tokens (:meth:`kvbench.quantizers.oscar.OscarQuantizer.uniform`).
 
     Args:
@@ -65,7 +65,7 @@ def encode(x, RANK: tl.constexpr, LOWEST: tl.constexpr):
 
 
 @triton.jit
-def pack_rows(
+def pack_clipped_rows(
     x, index, words, scales, minima, record, stride_token, start, count, line, row, head, tile, word_row, tiles, tag,
     RANK: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr, ROWS: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
@@ -105,7 +105,7 @@ def pack_rows(
             odd = known & ((values - values) != 0.0)
             place = f * (WORD_ROWS * DIM) + word_row[:, None] * DIM + channel[None, :]
             worst = tl.minimum(worst, tl.min(tl.min(tl.where(odd, place, NOWHERE), 1), 0))
-            codes, scale, low = encode(values, RANK, LOWEST)
+            codes, scale, low = encode_clipped(values, RANK, LOWEST)
             target = line * (tiles * 128) + token[:, None]
             scale = tl.minimum(tl.maximum(scale, 0.0), MOST)
             low = tl.minimum(tl.maximum(low, -MOST), MOST)
@@ -132,7 +132,7 @@ def pack_rows(
 
 
 @triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "tag"])
-def pack_tokens(
+def pack_clipped_tokens(
     x, index, words, scales, minima, record, stride_row, stride_head, stride_token,
     start, count, first_row, first_part, heads, tiles, tag,
     RANK: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr, ROWS: tl.constexpr, INDEXED: tl.constexpr,
@@ -141,7 +141,7 @@ def pack_tokens(
 
     Grid: (rows x H, programs). Strides are those of `x`, ``[rows, H, n, D]``, in elements; `first_row` is the row of
     the segment to which row 0 of `x` belongs, and `first_part` the number of programs of the first tile that are not
-    launched. The other arguments are those of :func:`pack_rows`.
+    launched. The other arguments are those of :func:`pack_clipped_rows`.
     """
     PARTS: tl.constexpr = WORD_ROWS // ROWS
     row, head = tl.program_id(0) // heads, tl.program_id(0) % heads
@@ -149,14 +149,14 @@ def pack_tokens(
     tile, word_row = start // 128 + part // PARTS, part % PARTS * ROWS + tl.arange(0, ROWS)
     line = (first_row + row).to(tl.int64) * heads + head
     begin = x + row.to(tl.int64) * stride_row + head.to(tl.int64) * stride_head
-    pack_rows(
+    pack_clipped_rows(
         begin, index, words, scales, minima, record, stride_token, start, count, line, first_row + row, head, tile,
         word_row, tiles, tag, RANK, DIM, VALUE, ROWS, INDEXED,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles"])
-def pack_tokens_of_layers(
+def pack_clipped_layers(
     table, like, record, offset, stride_row, stride_head, stride_token,
     start, count, first_row, first_part, heads, tiles,
     RANK: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr, ROWS: tl.constexpr,
@@ -165,14 +165,14 @@ def pack_tokens_of_layers(
 
     Grid: (rows x H, programs, layers). `table` is int64 ``[layers, 6]``: the addresses of the storage of the tokens, of
     the words (twice), of scales and minima, and the segment's tag. `like` is a tensor with the dtype of the tokens, and
-    `offset` is that of the first token in its storage. The other arguments are those of :func:`pack_tokens`.
+    `offset` is that of the first token in its storage. The other arguments are those of :func:`pack_clipped_tokens`.
     """
     entry = table + tl.program_id(2) * 6
     x = tl.load(entry).to(tl.pointer_type(like.dtype.element_ty)) + offset
     words = tl.load(entry + 1).to(tl.pointer_type(tl.int16))
     scales = tl.load(entry + 3).to(tl.pointer_type(tl.float16))
     minima = tl.load(entry + 4).to(tl.pointer_type(tl.float16))
-    pack_tokens(
+    pack_clipped_tokens(
         x, x, words, scales, minima, record, stride_row, stride_head, stride_token,
         start, count, first_row, first_part, heads, tiles, tl.load(entry + 5).to(tl.int32),
         RANK, DIM, VALUE, ROWS, False,

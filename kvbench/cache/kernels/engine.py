@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kvbench.cache.kernels.forms import Form
-from kvbench.cache.kernels.jobs import Job, Packed, alone, plan, table
-from kvbench.cache.kernels.reads import ENGINES, HALVES, refusal
+from kvbench.cache.kernels.jobs import Job, Packed, address_table, alone, plan
+from kvbench.cache.kernels.reads import ENGINES, HALVES, format_refusal
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.engine.llamacpp import Q8_0, Signed
 from kvbench.quantizers.engine.nvfp4 import NVFP4
@@ -46,7 +46,7 @@ def rule(quantizer: AffineQuantizer) -> str | None:
     return rules.get(type(quantizer))
 
 
-def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
+def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
     """Return the compile-time parameters of the kernel that packs tokens as a quantizer does, or why it cannot.
 
     Returns:
@@ -56,7 +56,7 @@ def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
     kind = rule(quantizer)
     if kind is None:
         return None
-    reason = refusal(ENGINES, kind, quantizer.bits, "token", quantizer.group_size or channels, channels)
+    reason = format_refusal(ENGINES, kind, quantizer.bits, "token", quantizer.group_size or channels, channels)
     if reason:
         return reason
     wide = max(16, 1 << (channels - 1).bit_length())
@@ -74,14 +74,16 @@ def scale(quantizer: AffineQuantizer) -> float:
     return quantizer.scale if isinstance(quantizer, Fp8) else getattr(quantizer, "factor", 1.0)
 
 
-def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None) -> None:
+def launch_pack(
+    segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None
+) -> None:
     """Quantize tokens and write them into a segment; the arguments are those of ``kvbench.cache.kernels.pack.pack``."""
-    from kvbench.cache.kernels.engine_kernel import pack_tokens
+    from kvbench.cache.kernels.engine_kernel import pack_engine_row_tokens
 
     watch, tag = segment.watch or alone(x.device)
     how, grid, places = plan(segment, how, first_row, x, start, count)
     with torch.cuda.device_of(x):
-        pack_tokens[grid](
+        pack_engine_row_tokens[grid](
             x,
             x if index is None else index,
             segment.words[0],
@@ -92,29 +94,29 @@ def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, co
             how.scale,
             *places,
             tag,
-            *constants(how, x.shape[-1], segment.side == "value"),
+            *engine_constants(how, x.shape[-1], segment.side == "value"),
             index is not None,
             num_warps=how.warps,
             enable_fp_fusion=False,
         )
 
 
-def run(group: list[Job]) -> None:
+def pack_group(group: list[Job]) -> None:
     """Pack the tokens of several jobs with equal signatures in one launch."""
-    from kvbench.cache.kernels.engine_kernel import pack_tokens_of_layers
+    from kvbench.cache.kernels.engine_kernel import pack_engine_layers
 
     job = group[0]
     how, grid, places = job.plan()
     with torch.cuda.device_of(job.x):
-        pack_tokens_of_layers[(*grid, len(group))](
-            table(group),
+        pack_engine_layers[(*grid, len(group))](
+            address_table(group),
             job.x,
             params(job.segment),
             job.record(),
             job.x.storage_offset(),
             how.scale,
             *places,
-            *constants(how, job.x.shape[-1], job.segment.side == "value"),
+            *engine_constants(how, job.x.shape[-1], job.segment.side == "value"),
             num_warps=how.warps,
             enable_fp_fusion=False,
         )
@@ -126,15 +128,15 @@ def params(segment: Any, number: int = 0) -> Tensor:
     return tensor
 
 
-def constants(how: Form, channels: int, value: bool) -> tuple[Any, ...]:
+def engine_constants(how: Form, channels: int, value: bool) -> tuple[Any, ...]:
     """Return the compile-time arguments of a kernel, from RULE to TABLE."""
     return how.kind, how.bits, how.group, channels, value, how.rows, how.channels, how.table
 
 
-def refuses(keys: Packed, values: Packed) -> str | None:
+def engine_refusal(keys: Packed, values: Packed) -> str | None:
     """Return why the kernel cannot pack the new token of a captured step, or None if it can."""
     for segment in (keys, values):
-        how = form(segment.quantizer, segment.channels)
+        how = kernel_form(segment.quantizer, segment.channels)
         if not isinstance(how, Form):
             return f"no kernel packs {segment.quantizer} on the device" + (f": {how}" if how else "")
         if segment.dtype not in HALVES:
@@ -142,13 +144,13 @@ def refuses(keys: Packed, values: Packed) -> str | None:
     return None
 
 
-def quantize(keys: Packed, values: Packed, key: Tensor, value: Tensor, places: Tensor) -> None:
-    """See :func:`kvbench.cache.kernels.at_once.quantize`."""
+def pack_engine_tokens(keys: Packed, values: Packed, key: Tensor, value: Tensor, places: Tensor) -> None:
+    """See :func:`kvbench.cache.kernels.at_once.pack_new_tokens`."""
     from kvbench.cache.kernels.engine_kernel import pack_step
 
     key = key if key.stride(-1) == 1 else key.contiguous()
     value = value if value.stride(-1) == 1 else value.contiguous()
-    forms = [form(segment.quantizer, segment.channels) for segment in (keys, values)]
+    forms = [kernel_form(segment.quantizer, segment.channels) for segment in (keys, values)]
     assert isinstance(forms[0], Form) and isinstance(forms[1], Form)
     watch = keys.watch if keys.watch is not None else (None, 0)
     with torch.cuda.device_of(key):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvbench.cache.kernels.engine_math import encode
+from kvbench.cache.kernels.engine_math import encode_engine
 from kvbench.cache.kernels.turbo_math import encode_key, encode_value
 
 #: word rows in a tile of 4-bit fields; with 3 bits, those of the plane of 2 bits, and of the plane of 1 bit
@@ -49,7 +49,7 @@ def put(words, word, written, base, row, channel, there, N: tl.constexpr, DIM: t
 
 
 @triton.jit
-def pack_rows(
+def pack_engine_rows(
     x, index, upper_words, lower_words, scales, minima, record, factor, stride_token,
     start, count, line, row, head, tile, word_row, tiles, tag,
     RULE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
@@ -108,7 +108,7 @@ def pack_rows(
                 tl.store(minima + line * (tiles * 128) + token, minimum.to(minima.dtype.element_ty), mask=valid)
             else:
                 here = tl.reshape(there, (1, GROUPS, GROUP))
-                codes, param = encode(tl.reshape(values, (ROWS, GROUPS, GROUP)), here, factor, RULE)
+                codes, param = encode_engine(tl.reshape(values, (ROWS, GROUPS, GROUP)), here, factor, RULE)
                 codes = tl.reshape(codes, (ROWS, CHANNELS))
             if RULE != "fp8":
                 column = tl.arange(0, GROUPS)
@@ -152,7 +152,7 @@ def pack_rows(
 
 
 @triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "tag", "factor"])
-def pack_tokens(
+def pack_engine_row_tokens(
     x, index, upper_words, lower_words, scales, minima, record, factor, stride_row, stride_head, stride_token,
     start, count, first_row, first_part, heads, tiles, tag,
     RULE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
@@ -162,7 +162,7 @@ def pack_tokens(
 
     Grid: (rows x H, programs). Strides are those of `x`, ``[rows, H, n, D]``, in elements; `first_row` is the row of
     the segment to which row 0 of `x` belongs, and `first_part` the number of programs of the first tile that are not
-    launched. The other arguments are those of :func:`pack_rows`.
+    launched. The other arguments are those of :func:`pack_engine_rows`.
     """
     PARTS: tl.constexpr = LAST_ROWS if BITS == 3 else WORD_ROWS // ROWS
     row, head = tl.program_id(0) // heads, tl.program_id(0) % heads
@@ -172,7 +172,7 @@ def pack_tokens(
         word_row = part % PARTS + LAST_ROWS * tl.arange(0, 2)
     line = (first_row + row).to(tl.int64) * heads + head
     begin = x + row.to(tl.int64) * stride_row + head.to(tl.int64) * stride_head
-    pack_rows(
+    pack_engine_rows(
         begin, index, upper_words, lower_words, scales, minima, record, factor, stride_token, start, count, line,
         first_row + row, head, tile, word_row, tiles, tag,
         RULE, BITS, GROUP, DIM, VALUE, ROWS, CHANNELS, TABLE, INDEXED, True,
@@ -180,7 +180,7 @@ def pack_tokens(
 
 
 @triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "factor"])
-def pack_tokens_of_layers(
+def pack_engine_layers(
     table, like, scale_like, record, offset, factor, stride_row, stride_head, stride_token,
     start, count, first_row, first_part, heads, tiles,
     RULE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
@@ -191,7 +191,7 @@ def pack_tokens_of_layers(
     Grid: (rows x H, programs, layers). `table` is int64 ``[layers, 6]``: the addresses of the storage of the tokens, of
     the upper and the lower words, of the first and the last parameters, and the segment's tag. `like` and `scale_like`
     are tensors with the dtypes of tokens and of parameters, and `offset` is that of the first token in its storage. The
-    other arguments are those of :func:`pack_tokens`.
+    other arguments are those of :func:`pack_engine_row_tokens`.
     """
     entry = table + tl.program_id(2) * 6
     x = tl.load(entry).to(tl.pointer_type(like.dtype.element_ty)) + offset
@@ -199,7 +199,7 @@ def pack_tokens_of_layers(
     lower_words = tl.load(entry + 2).to(tl.pointer_type(tl.int16))
     scales = tl.load(entry + 3).to(tl.pointer_type(scale_like.dtype.element_ty))
     minima = tl.load(entry + 4).to(tl.pointer_type(scale_like.dtype.element_ty))
-    pack_tokens(
+    pack_engine_row_tokens(
         x, x, upper_words, lower_words, scales, minima, record, factor, stride_row, stride_head, stride_token,
         start, count, first_row, first_part, heads, tiles, tl.load(entry + 5).to(tl.int32),
         RULE, BITS, GROUP, DIM, VALUE, ROWS, CHANNELS, TABLE, False,
@@ -232,7 +232,7 @@ def pack_step(
 
     Grid: (B x H, 2): programs with 0 in the last dimension pack keys, those with 1 values. `places` is int32 ``[B, 2]``
     with the index of each row's key and value in the segments, or a negative number to store nothing. The other
-    arguments are those of :func:`pack_rows`, for each side.
+    arguments are those of :func:`pack_engine_rows`, for each side.
     """
     line, side = tl.program_id(0), tl.program_id(1)
     row, head = line // heads, line % heads
@@ -240,14 +240,14 @@ def pack_step(
     line, wide = line.to(tl.int64), row.to(tl.int64)
     if start >= 0:
         if side == 0:
-            pack_rows(
+            pack_engine_rows(
                 key + wide * key_row + head * key_head, key, key_upper, key_lower, key_params, key_params, record,
                 key_factor, 0, start, 1, line, row, head, start // 128, rows_of(start, KEY_BITS), key_tiles, key_tag,
                 KEY_RULE, KEY_BITS, KEY_GROUP, KEY_DIM, False, 2 if KEY_BITS == 3 else 1, KEY_CHANNELS, KEY_TABLE,
                 False, WATCHED,
             )  # fmt: skip
         else:
-            pack_rows(
+            pack_engine_rows(
                 value + wide * value_row + head * value_head, value, value_upper, value_lower, value_params,
                 value_minima, record, value_factor, 0, start, 1, line, row, head, start // 128,
                 rows_of(start, VALUE_BITS), value_tiles, value_tag, VALUE_RULE, VALUE_BITS, VALUE_GROUP, VALUE_DIM,

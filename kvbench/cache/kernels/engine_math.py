@@ -21,7 +21,7 @@ INFINITY = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def ratio(x, y):
+def exact_ratio(x, y):
     """Return x / y with correct rounding, for fp32 numbers x and a number y."""
     return tl.div_rn(x, tl.full(x.shape, y, tl.float32))
 
@@ -112,7 +112,7 @@ def error_of(x, codes, scale, factor):
 
 
 @triton.jit
-def encode(x, here, factor, RULE: tl.constexpr):
+def encode_engine(x, here, factor, RULE: tl.constexpr):
     """Compute the codes and the parameter of groups of channels.
 
     Args:
@@ -127,18 +127,18 @@ def encode(x, here, factor, RULE: tl.constexpr):
     """
     most = tl.max(tl.abs(x), 2, keep_dims=True)
     if RULE == "int8":
-        param = tl.maximum(ratio(most, 127.0), LEAST)
+        param = tl.maximum(exact_ratio(most, 127.0), LEAST)
         codes = tl.minimum(tl.maximum(half_away(x * inverse(param)), -128), 127) + 128
     elif RULE == "fp8_head":
-        param = tl.maximum(ratio(most, 448.0), LEAST)
+        param = tl.maximum(exact_ratio(most, 448.0), LEAST)
         codes = to_e4m3(x * inverse(param))
     elif RULE == "fp8":
         param = most
-        codes = to_e4m3(ratio(x, factor))
+        codes = to_e4m3(exact_ratio(x, factor))
     elif RULE == "int4":
         low = tl.min(tl.where(here, x, INFINITY), 2, keep_dims=True)
         high = tl.max(tl.where(here, x, -INFINITY), 2, keep_dims=True)
-        scale = tl.maximum(ratio(high - low, 15.0), LEAST)
+        scale = tl.maximum(exact_ratio(high - low, 15.0), LEAST)
         # bounded before it becomes an integer, as a quotient may pass the range of int32
         zero = half_away(tl.minimum(tl.maximum(tl.div_rn(-low, scale), -1.0), 16.0))
         zero = tl.minimum(tl.maximum(zero, 0), 15)
@@ -148,7 +148,7 @@ def encode(x, here, factor, RULE: tl.constexpr):
         # the zero point takes the lowest 4 bits of the scale, as in vLLM
         param = ((scale.to(tl.int32, bitcast=True) & -16) | zero).to(tl.float32, bitcast=True)
     elif RULE == "q8_0":
-        param = ratio(most, 127.0)
+        param = exact_ratio(most, 127.0)
         places = x * inverse(param)
         # C's roundf: away from 0 at a tie; adding 0.5 before the fraction is cut off would round 0.49999997 up
         whole = places.to(tl.int32)
@@ -156,17 +156,17 @@ def encode(x, here, factor, RULE: tl.constexpr):
         codes = whole + (rest >= 0.5).to(tl.int32) - (rest <= -0.5).to(tl.int32)
         codes = tl.minimum(tl.maximum(codes, -128), 127) + 128
     elif RULE == "q8_0_cpu":
-        param = ratio(most, 127.0)
+        param = exact_ratio(most, 127.0)
         steps = tl.div_rn(tl.full(most.shape, 127.0, tl.float32), tl.where(most == 0.0, 1.0, most))
         codes = ((x * steps + ROUND).to(tl.int32, bitcast=True) & 0xFF) ^ 0x80
     elif RULE == "q4_0":
         place = tl.arange(0, x.shape[2])[None, None, :]
         first = tl.min(tl.where(tl.abs(x) == most, place, x.shape[2]), 2, keep_dims=True)
         peak = tl.sum(tl.where(place == first, x, 0.0), 2, keep_dims=True)
-        param = ratio(peak, -8.0)
+        param = exact_ratio(peak, -8.0)
         codes = tl.minimum(tl.maximum((x * inverse(param) + 8.5).to(tl.int32), 0), 15)
     else:  # nvfp4, 4over6
-        wanted = ratio(most * SIXTH, factor)
+        wanted = exact_ratio(most * SIXTH, factor)
         param = to_e4m3(wanted)
         codes = e2m1_of(x, param, factor)
         if RULE == "4over6":

@@ -21,7 +21,7 @@ BLOCK, WARPS = 4096, 16
 QUERIES = 16
 
 
-def served(tail: ScoredSegment, values: FullSegment, rows: slice) -> bool:
+def can_drop_lowest(tail: ScoredSegment, values: FullSegment, rows: slice) -> bool:
     """Return True if the kernel can do the work of :func:`drop_lowest` for some rows of equal numbers of tokens.
 
     It can if the buffers are on a GPU and the attention of exactly one step is pending, in one tensor for all rows. If
@@ -60,7 +60,7 @@ def drop_lowest(
     """Add the pending attention of some rows to their scores, then drop the token with the lowest score in each head.
 
     The first token of each head takes the slot of the dropped one. Of equal scores, that of the newest token is the
-    lowest. :func:`served` must have returned True.
+    lowest. :func:`can_drop_lowest` must have returned True.
 
     Args:
         tail: segment of the keys, with scores and places.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from kvbench.cache.kernels.reads import TILES, WINDOWS, refusal
+from kvbench.cache.kernels.reads import TILES, WINDOWS, format_refusal
 from kvbench.cache.segments.layout import TILE
 from kvbench.quantizers.packing import PLANES
 
@@ -57,13 +57,13 @@ class Form:
 
 
 @lru_cache(maxsize=256)
-def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half: bool) -> Form | str:
+def packing_form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half: bool) -> Form | str:
     """Choose the compile-time parameters of the kernel that packs tokens into a given storage format.
 
     If the kernel does not support the format, the result is the reason as text. The first arguments are those of
     :class:`Form`; `channels` are the channels of a head, and `half` is True for fp16 tokens, False for bf16.
     """
-    reason = refusal(TILES, kind, bits, "channel" if by_channel else "token", group, channels)
+    reason = format_refusal(TILES, kind, bits, "channel" if by_channel else "token", group, channels)
     if reason:
         return reason
     all_rows = word_rows(bits)
@@ -89,10 +89,10 @@ def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Fo
     """Choose the compile-time parameters of the kernel for groups of tokens that may cross tile boundaries (LogQuant).
 
     A block of `window` tokens (LogQuant's W) is divided into as few groups as `group`, the largest size, allows. `half`
-    is ignored: the parameters are the same for fp16 and bf16. Otherwise as :func:`form`.
+    is ignored: the parameters are the same for fp16 and bf16. Otherwise as :func:`packing_form`.
     """
     for size in (window // -(-window // group), group):  # the smallest group, and the largest
-        reason = refusal(WINDOWS, "affine", bits, "channel", size, channels, window=window)
+        reason = format_refusal(WINDOWS, "affine", bits, "channel", size, channels, window=window)
         if reason:
             return f"windows of {window} tokens in {reason}"
     wide = max((w for w in (16, 32, 64) if channels % w == 0), default=0)

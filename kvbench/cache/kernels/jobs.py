@@ -13,7 +13,7 @@ from torch import Tensor
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.forms import Form, programs
 from kvbench.cache.segments.base import Side
-from kvbench.cache.watch import Watch, words
+from kvbench.cache.watch import Watch, uncached_message
 from kvbench.quantizers.affine import AffineQuantizer
 
 
@@ -119,7 +119,7 @@ class Job:
         return (self.x.untyped_storage().data_ptr(), *(b.data_ptr() for b in buffers), segment.watch[1])
 
 
-def table(group: Sequence[Job]) -> Tensor:
+def address_table(group: Sequence[Job]) -> Tensor:
     """Return the table of addresses of jobs that share a launch (:meth:`Job.addresses`), on their device."""
     return addresses(tuple(job.addresses() for job in group), group[0].x.device)
 
@@ -132,4 +132,4 @@ def alone(device: torch.device) -> tuple[Watch, int]:
     them in it (:meth:`kvbench.cache.watch.Watch.tag`).
     """
     watch = Watch(device)
-    return watch, watch.tag(words)
+    return watch, watch.tag(uncached_message)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvbench.cache.kernels.forms import Form, programs
 from kvbench.cache.kernels.jobs import Job, Packed, addresses, alone
-from kvbench.cache.kernels.reads import BALANCED, refusal
+from kvbench.cache.kernels.reads import BALANCED, format_refusal
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.kvarn import KvarnQuantizer
 
@@ -23,7 +23,7 @@ KINDS = (BALANCED[0].kind,)
 OF_A_WARP, WARPS = 2048, 4
 
 
-def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
+def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
     """Return the compile-time parameters of the kernel that packs tiles as a quantizer does, or why it cannot.
 
     Returns:
@@ -33,7 +33,7 @@ def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
         return None
     if quantizer.quantile:
         return "tiles that are clipped to quantiles"
-    reason = refusal(BALANCED, KINDS[0], quantizer.bits, "channel", quantizer.tile, channels)
+    reason = format_refusal(BALANCED, KINDS[0], quantizer.bits, "channel", quantizer.tile, channels)
     if reason:
         return reason
     balance = "none" if quantizer.balance == "kvarn" and not quantizer.iterations else quantizer.balance
@@ -52,7 +52,9 @@ def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
     )
 
 
-def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None) -> None:
+def launch_pack(
+    segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None
+) -> None:
     """Quantize tiles and write them into a segment; the arguments are those of ``kvbench.cache.kernels.pack.pack``."""
     from kvbench.cache.kernels.kvarn_kernel import pack_balanced
 
@@ -73,12 +75,12 @@ def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, co
             heads,
             segment.words[0].shape[2],
             tag,
-            *constants(how, segment),
+            *kvarn_constants(how, segment),
             num_warps=how.warps,
         )
 
 
-def run(group: list[Job]) -> None:
+def pack_group(group: list[Job]) -> None:
     """Pack the tiles of several jobs with equal signatures in one launch."""
     from kvbench.cache.kernels.kvarn_kernel import pack_balanced_of_layers
 
@@ -88,7 +90,7 @@ def run(group: list[Job]) -> None:
     rows, heads, count, _ = x.shape
     with torch.cuda.device_of(x):
         pack_balanced_of_layers[(rows * heads, programs(how, job.start, count)[2], len(group))](
-            addresses(tuple(line(member) for member in group), x.device),
+            addresses(tuple(address_line(member) for member in group), x.device),
             x,
             segment.watch[0].record,
             x.storage_offset(),
@@ -98,12 +100,12 @@ def run(group: list[Job]) -> None:
             job.first_row,
             heads,
             segment.words[0].shape[2],
-            *constants(how, segment),
+            *kvarn_constants(how, segment),
             num_warps=how.warps,
         )
 
 
-def line(job: Job) -> tuple[int, ...]:
+def address_line(job: Job) -> tuple[int, ...]:
     """Return a job's line of the table of addresses: tokens, words, A, Z, C, and the segment's tag."""
     segment = job.segment
     assert segment.watch is not None
@@ -111,6 +113,6 @@ def line(job: Job) -> tuple[int, ...]:
     return (job.x.untyped_storage().data_ptr(), *(buffer.data_ptr() for buffer in buffers), segment.watch[1])
 
 
-def constants(how: Form, segment: Packed) -> tuple[Any, ...]:
+def kvarn_constants(how: Form, segment: Packed) -> tuple[Any, ...]:
     """Return the arguments of a kernel from the number of iterations on."""
     return how.iterations, how.balance, how.bits, how.group, how.channels, segment.side == "value"

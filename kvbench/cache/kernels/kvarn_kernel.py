@@ -38,13 +38,13 @@ def adapted(logs, deviation):
 
 
 @triton.jit
-def ratio(deviation):
+def deviation_ratio(deviation):
     """Compute the largest deviation over the smallest one."""
     return tl.max(deviation, 0) / tl.maximum(tl.min(deviation, 0), 1e-8)
 
 
 @triton.jit
-def divided(x, columns, rows, ALONG: tl.constexpr):
+def divided_tile(x, columns, rows, ALONG: tl.constexpr):
     """Divide a tile by the factors of its columns and its rows."""
     return x * tl.expand_dims(1.0 / columns, ALONG) * tl.expand_dims(1.0 / rows, 1 - ALONG)
 
@@ -53,17 +53,17 @@ def divided(x, columns, rows, ALONG: tl.constexpr):
 def balanced(x, iterations, ALONG: tl.constexpr):
     """Find the factors of columns and rows that balance a tile (``balanced_factors`` of the quantizer)."""
     column, row = deviations(x, ALONG), deviations(x, 1 - ALONG)
-    least = ratio(column) + ratio(row)
+    least = deviation_ratio(column) + deviation_ratio(row)
     log_columns, log_rows = tl.zeros_like(column), tl.zeros_like(row)
     best_columns, best_rows = tl.zeros_like(column), tl.zeros_like(row)
     for _ in range(iterations):
         log_columns = adapted(log_columns, column)
-        row = deviations(divided(x, tl.exp(log_columns), tl.exp(log_rows), ALONG), 1 - ALONG)
+        row = deviations(divided_tile(x, tl.exp(log_columns), tl.exp(log_rows), ALONG), 1 - ALONG)
         earlier = log_rows
         log_rows = adapted(log_rows, row)
         row *= tl.exp(earlier - log_rows)  # dividing a row divides its deviation
-        column = deviations(divided(x, tl.exp(log_columns), tl.exp(log_rows), ALONG), ALONG)
-        measure = ratio(column) + ratio(row)
+        column = deviations(divided_tile(x, tl.exp(log_columns), tl.exp(log_rows), ALONG), ALONG)
+        measure = deviation_ratio(column) + deviation_ratio(row)
         better = measure <= least
         least = tl.minimum(measure, least)
         best_columns = tl.where(better, log_columns, best_columns)

@@ -1,7 +1,7 @@
 """Quantizing one new token per row to non-uniform levels on the device (KVQuant), without the host.
 
 An eager step quantizes by torch (:class:`kvbench.cache.segments.codebook.NuqSegment`), which waits for the number of
-outliers. A captured step calls :func:`quantize`, which stores the same bits.
+outliers. A captured step calls :func:`pack_nuq_tokens`, which stores the same bits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels.reads import HALVES, LOOKED_UP, refusal
+from kvbench.cache.kernels.reads import HALVES, LOOKED_UP, format_refusal
 from kvbench.quantizers.nuq import tail
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ WARPS = 16
 ENTRIES = 512
 
 
-def refuses(keys: NuqSegment, values: NuqSegment) -> str | None:
+def nuq_refusal(keys: NuqSegment, values: NuqSegment) -> str | None:
     """Return why the kernel cannot quantize tokens for two segments, or None if it can."""
     for segment in (keys, values):
         if segment.gather is not None:
@@ -34,7 +34,7 @@ def refuses(keys: NuqSegment, values: NuqSegment) -> str | None:
         if segment.dtype not in HALVES:
             return f"tokens are {str(segment.dtype).removeprefix('torch.')}"
         axis = "token" if segment.thresholds is None else "channel"
-        reason = refusal(LOOKED_UP, "codebook", segment.bits, axis, 0, segment.channels)
+        reason = format_refusal(LOOKED_UP, "codebook", segment.bits, axis, 0, segment.channels)
         if reason:
             return reason
     if bool(keys.share) != bool(values.share) or keys.bits != values.bits:
@@ -54,8 +54,8 @@ def rank(share: float, width: int, *, high: bool) -> tuple[int, float]:
     return int(position.floor()), float(position - position.floor())
 
 
-def quantize(keys: NuqSegment, values: NuqSegment, key: Tensor, value: Tensor, places: Tensor) -> None:
-    """See :func:`kvbench.cache.kernels.at_once.quantize`."""
+def pack_nuq_tokens(keys: NuqSegment, values: NuqSegment, key: Tensor, value: Tensor, places: Tensor) -> None:
+    """See :func:`kvbench.cache.kernels.at_once.pack_new_tokens`."""
     from kvbench.cache.kernels.nuq_kernel import quantize_token
 
     key = key if key.stride(-1) == 1 else key.contiguous()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvbench.cache.kernels import pack_together, thin_together
-from kvbench.cache.kernels.forms import Form, form, programs, windows
+from kvbench.cache.kernels.forms import Form, packing_form, programs, windows
 from kvbench.cache.kernels.jobs import Packed, plan
 from kvbench.cache.kernels.jobs import alone as alone
 from kvbench.cache.kernels.pack_together import families, family
@@ -91,12 +91,12 @@ def served(segment: Packed, x: Tensor) -> Form | str:
     group = quantizer.group_size or channels
     answer: Form | str
     if kind is None:
-        answers = (module.form(quantizer, channels) for module in families())
+        answers = (module.kernel_form(quantizer, channels) for module in families())
         answer = next(filter(None, answers), f"codes of {type(quantizer).__name__}")
     elif isinstance(quantizer, WindowedQuantizer) and (group & (group - 1) or not quantizer.even):
         answer = windows(quantizer.bits, quantizer.window, group, channels, half)
     else:
-        answer = form(kind, quantizer.bits, quantizer.axis == "channel", group, channels, half)
+        answer = packing_form(kind, quantizer.bits, quantizer.axis == "channel", group, channels, half)
     if isinstance(answer, Form) and any(s % 2 for s in x.stride()[:-1]) | (x.stride(-1) != 1) | (x.data_ptr() % 4 != 0):
         return "channels that are not contiguous"
     return answer
@@ -105,8 +105,8 @@ def served(segment: Packed, x: Tensor) -> Form | str:
 def pack(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, index: Tensor | None = None) -> None:
     """Quantize tokens and write their codes and parameters into a segment's buffers, which must have room for them.
 
-    In a ``with`` block of :func:`kvbench.cache.kernels.pack_together.together`, this happens at the end of the block,
-    unless `index` is given.
+    In a ``with`` block of :func:`kvbench.cache.kernels.pack_together.packing_together`, this happens at the end of the
+    block, unless `index` is given.
 
     Args:
         how: the kernel's compile-time parameters, as :func:`served` returned them.
@@ -124,12 +124,12 @@ def pack(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, inde
         return
     count = x.shape[2] if index is None else len(index)
     if count:
-        _launch(segment, how, first_row, x, start, count, index)
+        _launch_pack_tiles(segment, how, first_row, x, start, count, index)
         if segment.watch is None:
             alone(x.device)[0].check()
 
 
-def warm(segment: Packed, x: Tensor) -> None:
+def warm_packing(segment: Packed, x: Tensor) -> None:
     """Compile the kernels that will pack tokens like ``x`` ``[B, H, 1, D]`` later, without packing any.
 
     Of `x`, only shape, strides, dtype and device matter. Compilation takes about a second, which would otherwise be
@@ -138,14 +138,14 @@ def warm(segment: Packed, x: Tensor) -> None:
     how = served(segment, x)
     if isinstance(how, Form):
         for launched in {how, programs(how, 0, 1)[0]}:
-            _launch(segment, launched, 0, x, 0, 0, None)
+            _launch_pack_tiles(segment, launched, 0, x, 0, 0, None)
             if segment.watch is not None:
-                pack_together.run([pack_together.Job(segment, launched, 0, x[:, :, :0], 0)])
+                pack_together.pack_alike([pack_together.Job(segment, launched, 0, x[:, :, :0], 0)])
         if isinstance(segment.quantizer, WindowedQuantizer):
-            thin_together.run([thin_together.Thin(x, (0, len(x)), 0, 0, 0)])
+            thin_together.thin_windows([thin_together.Thin(x, (0, len(x)), 0, 0, 0)])
 
 
-def _launch(
+def _launch_pack_tiles(
     segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None
 ) -> None:
     from kvbench.cache.kernels.pack_kernel import pack_tiles
@@ -153,7 +153,7 @@ def _launch(
 
     own = family(how.kind)
     if own is not None:
-        own.launch(segment, how, first_row, x, start, count, index)
+        own.launch_pack(segment, how, first_row, x, start, count, index)
         return
     watch, tag = segment.watch or alone(x.device)
     how, grid, places = plan(segment, how, first_row, x, start, count, unit=2)

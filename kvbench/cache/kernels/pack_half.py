@@ -74,7 +74,7 @@ ATOM = tl.constexpr(
 
 
 @triton.jit
-def _rounded(q, bias: tl.constexpr):
+def _rounded_half_even(q, bias: tl.constexpr):
     """Return the bits of ``q + bias`` in fp16, whose low bits hold `q` rounded half to even."""
     return (q + bias).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
 
@@ -116,7 +116,7 @@ def _lower_twin(x, number, part, step, base, fine):
     # the decoded upper nibble; the lower nibble encodes the remainder in sixteenths of a step
     near = to_half(to_half(number * step) + base)
     q = to_half(to_half(x * part - near) * fine)
-    return _rounded(tl.minimum(tl.maximum(q, -8.0), 7.0), 1544.0)
+    return _rounded_half_even(tl.minimum(tl.maximum(q, -8.0), 7.0), 1544.0)
 
 
 @triton.jit
@@ -151,7 +151,7 @@ def _atom_twin(x, r, zero, LEVELS: tl.constexpr):
     q = tl.minimum(tl.maximum(to_half(x * r), -LEVELS), LEVELS)
     # + 1536 rounds q to an integer; + (zero - 512) then gives 1024 + q + zero, which fp16 represents exactly
     q = to_half(q + 1536.0) + (zero - 512.0)
-    return _rounded(tl.minimum(tl.maximum(q, 1024.0), 1024.0 + LEVELS), 0.0)
+    return _rounded_half_even(tl.minimum(tl.maximum(q, 1024.0), 1024.0 + LEVELS), 0.0)
 
 
 @triton.jit

@@ -61,7 +61,7 @@ def group_params(low, high, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.c
 
 
 @triton.jit
-def encode(
+def encode_pairs(
     x, scale0, scale1, base0, base1, r0, r1, part0, part1,
     KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
@@ -306,7 +306,7 @@ def pack_tiles(
             tl.store(bases + target, tl.reshape(base0, (ROWS, CHANNELS // GROUP)).to(tl.float16), mask=keep)
         for j in tl.static_range(JOINT):
             field = tl.reshape(values[g * JOINT + j], SHAPE)
-            codes, fine = encode(
+            codes, fine = encode_pairs(
                 field, scale0, scale1, base0, base1, r0, r1, part0, part1, KIND, LEVELS, HALF
             )  # fmt: skip
             if BITS == 8 and KIND != "hierarchical":

@@ -16,15 +16,15 @@ from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.forms import Form
 from kvbench.cache.kernels.jobs import Job as Job
 from kvbench.cache.kernels.jobs import Packed as Packed
-from kvbench.cache.kernels.jobs import table
+from kvbench.cache.kernels.jobs import address_table
 from kvbench.cache.kernels.thin_together import Thin
 
 
 def families() -> tuple[ModuleType, ...]:
     """Return the launchers of formats that have packing kernels of their own: the engines', OSCAR's and KVarN's.
 
-    Each has ``KINDS``, ``form``, ``launch`` and ``run``. Imported here, since runs on a CPU never need
-    them.
+    Each has ``KINDS``, ``kernel_form``, ``launch_pack`` and ``pack_group``. Imported here, since runs on a CPU never
+    need them.
     """
     from kvbench.cache.kernels import clipped, engine, kvarn
 
@@ -37,7 +37,7 @@ def family(kind: str) -> ModuleType | None:
 
 
 @contextmanager
-def together(packs: Deferred[Job | Thin]) -> Iterator[None]:
+def packing_together(packs: Deferred[Job | Thin]) -> Iterator[None]:
     """Defer packing to the end of a ``with`` block, so that layers that pack tokens alike share a kernel launch.
 
     Within the block, nothing may read the packed tokens or overwrite the full-precision tokens that are to be packed.
@@ -45,23 +45,23 @@ def together(packs: Deferred[Job | Thin]) -> Iterator[None]:
     """
     with packs.collecting() as jobs:
         yield
-    launch(jobs)
+    carry_out_jobs(jobs)
 
 
-def thin(segment: Packed, job: Thin) -> None:
+def thin_after_packing(segment: Packed, job: Thin) -> None:
     """Thin a window whose tokens were packed last: at once or, if these tokens are queued, after they are packed."""
     jobs = None if segment.packs is None else segment.packs.jobs
     if jobs and isinstance(jobs[-1], Job) and jobs[-1].segment is segment:
         jobs.append(job)
     else:
-        thin_together.run([job])
+        thin_together.thin_windows([job])
 
 
 def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> bool:
     """Queue tokens that are to be packed into a segment; return False if the caller must pack them at once.
 
-    Nothing is queued outside a ``with`` block of :func:`together`, if `x` is empty, or if the segment belongs to no
-    cache or has no record of NaN and Inf. The arguments are those of :func:`kvbench.cache.kernels.pack.pack`.
+    Nothing is queued outside a ``with`` block of :func:`packing_together`, if `x` is empty, or if the segment belongs
+    to no cache or has no record of NaN and Inf. The arguments are those of :func:`kvbench.cache.kernels.pack.pack`.
     """
     if segment.packs is None or segment.packs.jobs is None or segment.watch is None or not x.numel():
         return False
@@ -69,7 +69,7 @@ def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> 
     return True
 
 
-def launch(jobs: Sequence[Job | Thin]) -> None:
+def carry_out_jobs(jobs: Sequence[Job | Thin]) -> None:
     """Carry out all jobs, with one kernel launch for all jobs of equal :meth:`Job.signature`.
 
     What is thinned is packed before, and what is packed from it later is packed afterwards.
@@ -83,14 +83,14 @@ def launch(jobs: Sequence[Job | Thin]) -> None:
         alike.setdefault((thinned[where], isinstance(job, Thin), job.signature()), []).append(job)
         thinned[where] += isinstance(job, Thin)
     for key in sorted(alike, key=lambda key: key[:2]):  # type: ignore[index]
-        (thin_together.run if isinstance(alike[key][0], Thin) else run)(alike[key])
+        (thin_together.thin_windows if isinstance(alike[key][0], Thin) else pack_alike)(alike[key])
 
 
-def run(group: list[Job]) -> None:
+def pack_alike(group: list[Job]) -> None:
     """Pack the tokens of several jobs with equal signatures (:meth:`Job.signature`) in one launch."""
     own = family(group[0].how.kind)
     if own is not None:
-        own.run(group)
+        own.pack_group(group)
         return
     from kvbench.cache.kernels.pack_layers import pack_layers
 
@@ -98,7 +98,7 @@ def run(group: list[Job]) -> None:
     how, grid, places = job.plan(unit=2)
     with torch.cuda.device_of(job.x):
         pack_layers[(*grid, len(group))](
-            table(group),
+            address_table(group),
             job.x,
             job.record(),
             job.x.storage_offset(),

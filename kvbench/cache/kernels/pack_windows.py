@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvbench.cache.kernels.pack_kernel import encode, group_params, note, put_words
+from kvbench.cache.kernels.pack_kernel import encode_pairs, group_params, note, put_words
 from kvbench.cache.kernels.pack_math import half_pair, high_half, larger, largest, low_half, smaller, smallest
 
 #: number of tokens that are processed at once: the word rows of a tile of 2-bit codes, so they are in one field
@@ -152,7 +152,7 @@ def pack_windows(
             if (at // (128 // RUN) == tile) & (at * RUN < behind):
                 token = at * RUN + tl.arange(0, RUN)
                 mine = ((token >= front) & (token < behind))[:, None]
-                codes, fine = encode(
+                codes, fine = encode_pairs(
                     values[j], scale0, scale1, base0, base1, r0, r1, part0, part1, "affine", LEVELS, HALF
                 )  # fmt: skip
                 # the run's field, and its number within the field if a field has two runs

@@ -1,9 +1,9 @@
 """The lists of what kernels read: a kernel names its formats row by row, and all else is refused with the reason.
 
 A kernel computes something from any codes, also from those that it was not written for, and nothing fails then. So no
-gate asks what its kernel cannot do. It compares a format with the kernel's rows (:func:`refusal`): a new number of bits
-or a new kind of codes is in none of them, so torch serves it until somebody writes the code for it and the row. The
-rows of attention kernels are in :mod:`kvbench.attention.reads`.
+gate asks what its kernel cannot do. It compares a format with the kernel's rows (:func:`format_refusal`): a new number
+of bits or a new kind of codes is in none of them, so torch serves it until somebody writes the code for it and the row.
+The rows of attention kernels are in :mod:`kvbench.attention.reads`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Rows(tuple[Reads, ...]):
 
 
 @lru_cache(maxsize=1024)
-def refusal(
+def format_refusal(
     rows: Rows, kind: str, bits: int, axis: str, group: int, channels: int, scale: str = "fp16", window: int = 0
 ) -> str | None:
     """Return in what a format differs from all that a kernel reads, or None if one of its rows has the format.

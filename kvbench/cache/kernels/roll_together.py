@@ -71,7 +71,7 @@ Roll = tuple[Rolling, tuple[Move, ...]]
 
 
 @contextmanager
-def together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
+def rolling_together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
     """Defer the moves of rolling windows to the end of a ``with`` block, where layers that move alike share a launch.
 
     Within the block, nothing may read or write a window after it has been moved. `rolls` is the cache's queue
@@ -85,20 +85,20 @@ def together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
         with rolls.collecting() as deferred:
             yield deferred
     finally:
-        launch(deferred)  # also after an error, as the host's offsets are already updated
+        carry_out_rolls(deferred)  # also after an error, as the host's offsets are already updated
 
 
 def roll(segment: Rolling, move: Move) -> None:
-    """Move the tokens of a rolling window, at once or at the end of a ``with`` block of :func:`together`."""
+    """Move the tokens of a rolling window, at once or at the end of a ``with`` block of :func:`rolling_together`."""
     if segment.originals is None and move.old == move.new and not move.back:
         return
     if segment.rolls is None or segment.rolls.jobs is None:
-        launch([(segment, (move,))])
+        carry_out_rolls([(segment, (move,))])
     else:
         segment.rolls.jobs.append((segment, (move,)))
 
 
-def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
+def moves_by_segment(rolls: Sequence[Roll]) -> dict[int, Roll]:
     """Gather the moves of each segment, in the order in which they were deferred, under the segment's ``id``."""
     by_segment: dict[int, Roll] = {}
     for segment, moves in rolls:
@@ -107,19 +107,19 @@ def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
     return by_segment
 
 
-def launch(rolls: Sequence[Roll]) -> None:
+def carry_out_rolls(rolls: Sequence[Roll]) -> None:
     """Carry out deferred moves in their order; segments of the same shape with equal moves share a kernel launch."""
     alike: dict[Hashable, tuple[tuple[Move, ...], list[Rolling]]] = {}
-    for segment, moves in joined(rolls).values():
+    for segment, moves in moves_by_segment(rolls).values():
         if moves:
             buffer = segment.buffer
             key = (buffer.shape, buffer.dtype, buffer.device, segment.sinks, segment.turn, moves)
             alike.setdefault(key, (moves, []))[1].append(segment)
     for moves, segments in alike.values():
-        run(segments, moves)
+        roll_alike(segments, moves)
 
 
-def run(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
+def roll_alike(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
     """Carry out equal moves in several segments of the same shape.
 
     The keys of the sinks are rotated first if need be, then the tokens are moved.
@@ -214,7 +214,7 @@ def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tens
             move_to_front[grid](table, buffer, where, heads, room, channels, block, tokens, num_stages=1)
 
 
-def warm(segment: Rolling) -> None:
+def warm_rolling(segment: Rolling) -> None:
     """Compile the kernels that will move tokens of a window of this shape and dtype later, without moving any.
 
     Compilation takes about a second, which would otherwise be part of the first step in which the window rolls.

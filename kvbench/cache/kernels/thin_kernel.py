@@ -10,7 +10,7 @@ import triton.language as tl
 
 # Not specialized: arguments that change from call to call must not cause a recompilation.
 @triton.jit(do_not_specialize=["first_row", "heads", "room", "start", "length", "count"])
-def thin(
+def thin_windows_kernel(
     table, like, first_row, heads, room, start, length, count,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip

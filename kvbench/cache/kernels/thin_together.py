@@ -42,7 +42,7 @@ class Thin:
         return (buffer.shape, buffer.dtype, buffer.device, self.rows, self.start, self.length, self.count)
 
 
-def run(group: Sequence[Thin]) -> None:
+def thin_windows(group: Sequence[Thin]) -> None:
     """Thin several windows; on a GPU in one launch, unless the kernel does not take their dtype.
 
     The jobs have equal signatures (:meth:`Thin.signature`).
@@ -52,12 +52,12 @@ def run(group: Sequence[Thin]) -> None:
         for member in group:
             plainly(member)
         return
-    from kvbench.cache.kernels.thin_kernel import thin
+    from kvbench.cache.kernels.thin_kernel import thin_windows_kernel
 
     _, heads, room, channels = job.buffer.shape
     block = 1 << (channels - 1).bit_length()
     with torch.cuda.device_of(job.buffer):
-        thin[((job.rows[1] - job.rows[0]) * heads, len(group))](
+        thin_windows_kernel[((job.rows[1] - job.rows[0]) * heads, len(group))](
             addresses(tuple(member.buffer.data_ptr() for member in group), job.buffer.device),
             job.buffer,
             job.rows[0],

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvbench.cache.segments.interface import Segment
 from kvbench.quantizers.spec import Side as Side
 
-__all__ = ["FullSegment", "Segment", "Side", "allocate", "overwrite", "same", "uniform_rows"]
+__all__ = ["FullSegment", "Segment", "Side", "all_equal", "allocate", "overwrite", "uniform_rows"]
 
 
 class FullSegment(Segment):
@@ -196,7 +196,7 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
         return torch.empty(shape, dtype=dtype, device=device)
 
 
-def same(counts: Sequence[int]) -> bool:
+def all_equal(counts: Sequence[int]) -> bool:
     """Return True if all elements are equal, or if there are no elements."""
     return not counts or counts.count(counts[0]) == len(counts)
 

@@ -199,7 +199,7 @@ class NuqSegment(Segment):
             for buffer, param in zip(self.params, params, strict=True):
                 buffer[rows, start:stop] = param
             scale, offset = (p.float().unsqueeze(-1) for p in params)
-        codes = nuq.encode(flat, scale, offset, self.codebook[rows][0, 0], outliers)
+        codes = nuq.encode_nuq(flat, scale, offset, self.codebook[rows][0, 0], outliers)
         planes = split_planes(codes.unflatten(2, (self.heads, self.channels)).transpose(1, 2), self.bits)
         for layout, words, plane in zip(self.layouts, self.words, planes, strict=True):
             layout.write(words[rows], start, plane)
@@ -238,7 +238,7 @@ class NuqSegment(Segment):
             )
         else:
             scale, offset = (p[rows, None, first:last, None].float() for p in self.params)
-        values = nuq.decode(self.codes(rows, first, last), scale, offset, self.codebook[rows][0, -1])
+        values = nuq.decode_nuq(self.codes(rows, first, last), scale, offset, self.codebook[rows][0, -1])
         if self.exact is not None:
             for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
                 self.exact.write_into(values[number], row, first // block)

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.forms import Form
 from kvbench.cache.kernels.pack import considered, pack, served
-from kvbench.cache.kernels.pack_together import Job, thin
+from kvbench.cache.kernels.pack_together import Job, thin_after_packing
 from kvbench.cache.kernels.reads import uncopied
 from kvbench.cache.kernels.thin_together import Thin
 from kvbench.cache.segments.base import FullSegment, Segment, Side, allocate
@@ -229,7 +229,7 @@ class PackedSegment(Segment):
         reason = uncopied(window.dtype)
         if reason and considered(window.device):
             self.by_torch.add(f"thinning by torch ({reason})")
-        thin(self, Thin(window.buffer, (first, last), start, length, count))
+        thin_after_packing(self, Thin(window.buffer, (first, last), start, length, count))
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:
         """Return the integer codes of consecutive tokens, unpacked, int16 ``[rows, H, stop - start, D]``."""

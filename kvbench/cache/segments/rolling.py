@@ -46,8 +46,8 @@ class RollingSegment(FullSegment):
     def roll(self, rows: slice, count: int, evicted: int) -> None:
         """Drop the tokens just after the sinks, and move the sinks up to the remaining tokens.
 
-        In a ``with`` block of :func:`kvbench.cache.kernels.roll_together.together`, the bookkeeping is done at once and
-        the copying on the device when the block exits.
+        In a ``with`` block of :func:`kvbench.cache.kernels.roll_together.rolling_together`, the bookkeeping is done at
+        once and the copying on the device when the block exits.
 
         Args:
             rows: rows of the batch that hold, and have dropped before, the same number of tokens.

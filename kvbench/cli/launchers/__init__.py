@@ -71,40 +71,40 @@ class JoblibLauncher(_Pool):
     """``launcher=joblib`` (:mod:`kvbench.cli.launchers.joblib_pool`)."""
 
     def run(self, units: Sequence[Unit]) -> None:
-        """See :func:`kvbench.cli.launchers.joblib_pool.run`."""
+        """See :func:`kvbench.cli.launchers.joblib_pool.run_with_joblib`."""
         from kvbench.cli.launchers import joblib_pool
 
-        joblib_pool.run(units, self.options)
+        joblib_pool.run_with_joblib(units, self.options)
 
 
 class SlurmLauncher(_Pool):
     """``launcher=submitit`` (:mod:`kvbench.cli.launchers.submitit_pool`)."""
 
     def run(self, units: Sequence[Unit]) -> None:
-        """See :func:`kvbench.cli.launchers.submitit_pool.run`."""
+        """See :func:`kvbench.cli.launchers.submitit_pool.run_with_submitit`."""
         from kvbench.cli.launchers import submitit_pool
 
-        submitit_pool.run(units, self.options, "slurm")
+        submitit_pool.run_with_submitit(units, self.options, "slurm")
 
 
 class SubmititLocalLauncher(_Pool):
     """``launcher=submitit_local`` (:mod:`kvbench.cli.launchers.submitit_pool`)."""
 
     def run(self, units: Sequence[Unit]) -> None:
-        """See :func:`kvbench.cli.launchers.submitit_pool.run`."""
+        """See :func:`kvbench.cli.launchers.submitit_pool.run_with_submitit`."""
         from kvbench.cli.launchers import submitit_pool
 
-        submitit_pool.run(units, self.options, "local")
+        submitit_pool.run_with_submitit(units, self.options, "local")
 
 
 class RayLauncher(_Pool):
     """``launcher=ray`` (:mod:`kvbench.cli.launchers.ray_pool`)."""
 
     def run(self, units: Sequence[Unit]) -> None:
-        """See :func:`kvbench.cli.launchers.ray_pool.run`."""
+        """See :func:`kvbench.cli.launchers.ray_pool.run_with_ray`."""
         from kvbench.cli.launchers import ray_pool
 
-        ray_pool.run(units, self.options)
+        ray_pool.run_with_ray(units, self.options)
 
 
 def register() -> None:

@@ -24,7 +24,7 @@ _held: list[FileLock] = []
 _watched = False
 
 
-def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
+def run_with_joblib(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
     """Run units in worker processes. If a worker dies, all are started again, with the units that have not ended.
 
     The options, ``hydra.launcher``, are arguments of ``joblib.Parallel``.

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.cli.launchers import resources, units
-from kvbench.cli.launchers.units import Unit
-from kvbench.cli.launchers.units import run as run_here
+from kvbench.cli.launchers.units import Unit, run_recorded_unit
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.results.keeper import Keeper, KeptMirror
 from kvbench.results.mirror import mirrored
@@ -42,7 +41,7 @@ class _Attempt:
     claim: str
 
 
-def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
+def run_with_ray(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
     """Run units as tasks of Ray, and return once all have ended or were given up.
 
     conf/launcher/ray.yaml explains the options (``hydra.launcher``).
@@ -55,7 +54,7 @@ def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # keeps a warning about GPUs of CPU jobs away
     import ray
 
-    _check(options)
+    _check_ray_options(options)
     _connect(ray, options)
     try:
         _Pool(ray, units, options).work()
@@ -63,7 +62,7 @@ def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
         ray.shutdown()
 
 
-def _check(options: Mapping[str, Any]) -> None:
+def _check_ray_options(options: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option that has a wrong type or value."""
     for key, kinds, least, rule in (
         ("n_jobs", int, -1, "a whole number, 1 or greater, or -1 for one per processor"),
@@ -175,7 +174,7 @@ class _Pool:
             say(f"job {number} was lost ({type(error).__name__}) and is started again: {reason}")
             self._start(_Attempt(unit, tries, next(self._names)), probe)
             return
-        units.keep(unit, records)
+        units.keep_unit_records(unit, records)
 
 
 def _execute(unit: Unit, claim: str, keeper: Any, probe: str | None) -> Records:
@@ -192,7 +191,7 @@ def _execute(unit: Unit, claim: str, keeper: Any, probe: str | None) -> Records:
     if unit.directory.is_dir():
         os.chdir(unit.directory)
     if keeper is None or (probe is not None and _seen(unit.folder, probe)):
-        run_here(unit, unit.folder)
+        run_recorded_unit(unit, unit.folder)
         return {}
     with tempfile.TemporaryDirectory(prefix="kvbench-") as scratch:
         records = Path(scratch) / "sweep"
@@ -203,7 +202,7 @@ def _execute(unit: Unit, claim: str, keeper: Any, probe: str | None) -> Records:
             return answer
 
         with mirrored(KeptMirror(calls, claim, Path(scratch) / "runs")):
-            run_here(unit, records)
+            run_recorded_unit(unit, records)
         return {path.name: path.read_bytes() for path in sorted(records.glob("job-*.json"))}
 
 

@@ -17,7 +17,7 @@ COMMON = (
 )
 
 
-def run(units: Sequence[Unit], options: Mapping[str, Any], kind: Literal["slurm", "local"]) -> None:
+def run_with_submitit(units: Sequence[Unit], options: Mapping[str, Any], kind: Literal["slurm", "local"]) -> None:
     """Run units as jobs of submitit. A job that is lost (its node failed, or it was killed) is submitted again.
 
     The options, ``hydra.launcher``, are those of Hydra's plugin for submitit. ``slurm`` gets all jobs at once;

@@ -73,7 +73,7 @@ class Execute:
 
     def __call__(self, unit: Unit) -> str:
         """Run the jobs of a unit, and return the status of the last one."""
-        return run(unit, unit.folder)
+        return run_recorded_unit(unit, unit.folder)
 
     def checkpoint(self, unit: Unit) -> Any:
         """Ask submitit to submit the same unit again, after SLURM has ended it; it continues where it was."""
@@ -82,7 +82,7 @@ class Execute:
         return submitit.helpers.DelayedSubmission(self, unit)
 
 
-def run(unit: Unit, folder: Path) -> str:
+def run_recorded_unit(unit: Unit, folder: Path) -> str:
     """Run the jobs of a unit in this process, record them in `folder`, and return the status of the last one."""
     from kvbench.cli.unit import run_unit
 
@@ -115,7 +115,7 @@ def unfinished(units: Sequence[Unit]) -> list[Unit]:
     return [unit for unit in units if any(sweep.outcome(unit.folder, number, token) is None for number in unit.numbers)]
 
 
-def keep(unit: Unit, records: dict[str, bytes]) -> None:
+def keep_unit_records(unit: Unit, records: dict[str, bytes]) -> None:
     """Write the records of a unit's jobs to the folder of the sweep, and send their runs to their loggers.
 
     The records are contents by file name; none if the jobs have written them themselves.
@@ -162,7 +162,9 @@ def _deliver(store: RunStore, metrics: dict[str, Any]) -> None:
     if config is None:
         return
     try:
-        logger = loggers.load(logger_of(config["logger"]), store.run_id, config, metrics["label"], say, store.path)
+        logger = loggers.load_logger(
+            logger_of(config["logger"]), store.run_id, config, metrics["label"], say, store.path
+        )
     except (KvbenchError, KeyError) as error:
         say(f"run {store.run_id}: its logger cannot be used ({error})")
         return

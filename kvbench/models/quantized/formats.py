@@ -51,7 +51,7 @@ def format_of(description: Any) -> Format | None:
     """
     if not isinstance(description, Mapping) or unreadable(description):
         return None
-    method, group = _text(description, "quant_method"), description.get("group_size", 128)
+    method, group = _lower_text(description, "quant_method"), description.get("group_size", 128)
     group = group if isinstance(group, int) and group > 0 else None
     if method == "awq":
         return Format("awq", group)
@@ -69,7 +69,7 @@ def unreadable(description: Any) -> str:
         return ""
     if not isinstance(description, Mapping):
         return f"its {KEY} is not an object, so the format of its weights is unknown; {INSTEAD}"
-    method = _text(description, "quant_method")
+    method = _lower_text(description, "quant_method")
     if method == "bitsandbytes" or description.get("load_in_4bit") or description.get("load_in_8bit"):
         return f"its weights are in the format of bitsandbytes, which kvbench does not read; {INSTEAD}"
     if method not in ("awq", "gptq"):
@@ -103,8 +103,8 @@ def unreadable(description: Any) -> str:
 
 def _layout(description: Mapping[str, Any], *keys: str, standard: str) -> str:
     """Return the name of a layout: the first of the keys that is set, or the standard one."""
-    return next((_text(description, key) for key in keys if description.get(key)), standard)
+    return next((_lower_text(description, key) for key in keys if description.get(key)), standard)
 
 
-def _text(description: Mapping[str, Any], key: str) -> str:
+def _lower_text(description: Mapping[str, Any], key: str) -> str:
     return str(description.get(key) or "").lower()

@@ -22,9 +22,9 @@ from kvbench.models import int4
 from kvbench.models.int4 import Int4Linear
 from kvbench.models.quantized.files import Tensors
 from kvbench.models.quantized.formats import Format
-from kvbench.models.quantized.rounding import group_for, rounded
+from kvbench.models.quantized.rounding import group_for, round_weights
 from kvbench.models.quantized.unpack import unpacked
-from kvbench.parallel.spread import place
+from kvbench.parallel.spread import device_of_module
 
 #: name under which transformers knows :class:`Replacer`
 NAME = "kvbench_int4"
@@ -109,10 +109,10 @@ class Plan:
         where = {name: torch.device(text) for name, text in (getattr(model, "hf_device_map", None) or {}).items()}
         for name, layer in self._layers.items():
             assert self.tensors is not None
-            at = place(name, where) if where else device
+            at = device_of_module(name, where) if where else device
             if self.layout is None:
                 weight = self.tensors.read(f"{name}.weight", at)
-                layer.fill(pack(*rounded(weight, name, REMEDY)))
+                layer.fill(pack(*round_weights(weight, name, REMEDY)))
                 continue
             names = {part: f"{name}.{part}" for part in (*PARTS, "bias")}
             parts = {part: self.tensors.read(key, at) for part, key in names.items() if key in self.tensors.names}
@@ -168,7 +168,7 @@ def roundable(model: Any) -> Iterator[str]:
 
 def _set(model: Any, name: str, module: nn.Module) -> None:
     parent, _, child = name.rpartition(".")
-    int4.place(model.get_submodule(parent), child, module)
+    int4.replace_submodule(model.get_submodule(parent), child, module)
 
 
 @register_quantization_config(NAME)

@@ -30,7 +30,7 @@ def plan_of(model: ModelConfig, source: Source, config: Any) -> Plan | None:
     if reason := unreadable(description):
         raise ModelError(f"model {model.name}: {source.name} cannot be loaded: {reason}")
     if description is None:
-        for file in _files(source):
+        for file in _local_weight_files(source):
             check_types(file)
     if layout is None and model.rounding is None:
         return None
@@ -63,11 +63,11 @@ def check_whole(model: ModelConfig, split: bool) -> None:
 
 def safetensors(source: Source) -> list[Path]:
     """Return the weight files of a checkpoint on this machine; an empty list if they are not safetensors files."""
-    files = _files(source)
+    files = _local_weight_files(source)
     return files if all(file.suffix == ".safetensors" for file in files) else []
 
 
-def _files(source: Source) -> list[Path]:
+def _local_weight_files(source: Source) -> list[Path]:
     """Return the weight files of a checkpoint on this machine."""
     name = str(source.name)
     folder = Path(name) if Path(name).is_dir() else snapshot(name, source.revision)

@@ -35,7 +35,7 @@ def group_for(rows: int, columns: int, layer: str, remedy: str) -> int:
     return group
 
 
-def rounded(weight: Tensor, layer: str, remedy: str) -> Codes:
+def round_weights(weight: Tensor, layer: str, remedy: str) -> Codes:
     """Round weights ``[out, in]`` of any floating-point dtype to 4 bits.
 
     Scales are fp16, which is more precise than bf16; only a matrix whose scales fp16 cannot represent has scales in
@@ -48,7 +48,7 @@ def rounded(weight: Tensor, layer: str, remedy: str) -> Codes:
     rows, columns = weight.shape
     group = group_for(rows, columns, layer, remedy)
     parts = [weight.detach()[start : start + SLICE].unflatten(-1, (-1, group)) for start in range(0, rows, SLICE)]
-    steps = [_steps(part) for part in parts]
+    steps = [_group_steps(part) for part in parts]
     if not all(bool((step.isfinite() & low.isfinite()).all()) for step, low in steps):
         raise ModelError(
             f"layer {layer}: its weights contain NaN or Inf and cannot be rounded to 4 bits.\n"
@@ -69,7 +69,7 @@ def rounded(weight: Tensor, layer: str, remedy: str) -> Codes:
     return Codes(torch.cat(codes), scales, torch.cat(zeros))
 
 
-def _steps(grouped: Tensor) -> tuple[Tensor, Tensor]:
+def _group_steps(grouped: Tensor) -> tuple[Tensor, Tensor]:
     """Return the step and the smallest value of each group, in fp32 ``[out, in / group]``; 0 is in the range."""
     low, high = torch.aminmax(grouped, dim=-1)
     low, high = low.float().clamp(max=0.0), high.float().clamp(min=0.0)

@@ -116,9 +116,9 @@ class Octave(TokenQuantizer):
         first, blocks = self._wide_blocks(codes), codes.shape[-2]
         if 0 < first < blocks:
             parts = codes[..., :first, :], codes[..., first:, :]
-            values = torch.cat([look_up(table(4, codes), parts[0]), look_up(table(3, codes), parts[1])], -2)
+            values = torch.cat([look_up(levels_like(4, codes), parts[0]), look_up(levels_like(3, codes), parts[1])], -2)
         else:
-            values = look_up(table(4 if first else 3, codes), codes)
+            values = look_up(levels_like(4 if first else 3, codes), codes)
         return values.mul_((params[0][..., :blocks].float() / FIXED)[..., None])
 
     def planes(self, channels: int) -> tuple[tuple[int, int], ...]:
@@ -151,7 +151,7 @@ def looked_up(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     Returns:
         The codes, uint8 in the shape of `x`, and the scales times :data:`FIXED`, fp32 ``[..., blocks]``.
     """
-    levels = table(bits, x)
+    levels = levels_like(bits, x)
     squares = x.pow(2).sum(-1, keepdim=True)
     size = torch.full((), x.shape[-1], dtype=torch.float32, device=x.device)
     root = (squares / size).sqrt().clamp(min=1e-12)
@@ -161,13 +161,13 @@ def looked_up(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     return codes.to(torch.uint8), scale.squeeze(-1)
 
 
-def table(bits: int, like: Tensor) -> Tensor:
+def levels_like(bits: int, like: Tensor) -> Tensor:
     """Return the levels of codes with `bits` bits, fp32, on the device of `like`."""
-    return _table(bits, str(like.device))
+    return _level_tensor(bits, str(like.device))
 
 
 @cache
-def _table(bits: int, device: str) -> Tensor:
+def _level_tensor(bits: int, device: str) -> Tensor:
     with torch.inference_mode(False):  # cached, so it outlives the mode in which it is made
         return torch.tensor(LEVELS[bits], dtype=torch.float32, device=device)
 

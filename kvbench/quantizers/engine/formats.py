@@ -148,7 +148,7 @@ FORMATS: dict[str, EngineFormat] = {
 }
 
 
-def parse(text: str, name: str = "method.format") -> tuple[EngineFormat, EngineFormat]:
+def parse_engine_formats(text: str, name: str = "method.format") -> tuple[EngineFormat, EngineFormat]:
     """Return the formats of keys and of values that a text names: one for both sides, or ``KEY/VALUE``.
 
     Raises:

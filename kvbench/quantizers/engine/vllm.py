@@ -124,7 +124,7 @@ class Int4PerTokenHead(TokenQuantizer):
         scale = quotient(high - low, 15).clamp(min=LEAST)
         zero = half_away(-low / scale).clamp(0, 15)
         codes = half_away(x * (1 / scale)[..., None] + zero[..., None]).clamp(0, 15)
-        return codes, (fold(scale, zero.to(torch.int32)),)
+        return codes, (fold_zero_point(scale, zero.to(torch.int32)),)
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``(code - z) * s'``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
@@ -132,12 +132,12 @@ class Int4PerTokenHead(TokenQuantizer):
         return codes.float().sub_(zero[..., None]).mul_(scale[..., None])
 
 
-def fold(scale: Tensor, zero: Tensor) -> Tensor:
+def fold_zero_point(scale: Tensor, zero: Tensor) -> Tensor:
     """Replace the 4 low mantissa bits of each fp32 scale by a zero point from 0 to 15, int32 in the same shape."""
     return ((scale.contiguous().view(torch.int32) & -16) | zero).view(torch.float32)
 
 
 def unfold(folded: Tensor) -> tuple[Tensor, Tensor]:
-    """Undo :func:`fold`: return the scales without their 4 low mantissa bits, and the zero points (int32)."""
+    """Undo :func:`fold_zero_point`: return scales without their 4 low mantissa bits, and zero points (int32)."""
     bits = folded.contiguous().view(torch.int32)
     return (bits & -16).view(torch.float32), bits & 15

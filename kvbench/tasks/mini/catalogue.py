@@ -18,7 +18,7 @@ def exact(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, fl
     return {"score": exact_match(prediction, [answer]), "contained": contains(prediction, [answer])}
 
 
-def words(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
+def score_words(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
     """Score a copied text: ``score`` is 1 if the prediction equals it, else 0.
 
     ``words`` is the share of the text's words that the prediction copies before its first wrong word.
@@ -35,7 +35,7 @@ def values(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, f
     return {"score": recall(prediction, meta["parts"]), "exact": exact_match(prediction, [answer])}
 
 
-def number(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
+def score_number(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
     """Score the solution of a word problem, which should end with ``####`` and the result.
 
     Of three scores, each 1 if right and 0 if wrong, ``score`` judges the number after ``####``, ``flexible`` the last
@@ -49,11 +49,11 @@ def number(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, f
     }
 
 
-SCORERS: dict[str, Scorer] = {"exact": exact, "words": words, "values": values, "number": number}
+SCORERS: dict[str, Scorer] = {"exact": exact, "words": score_words, "values": values, "number": score_number}
 
 
 @dataclass(frozen=True)
-class Entry:
+class MiniTask:
     """Generator and scores of one task of `mini`.
 
     Args:
@@ -77,27 +77,27 @@ class Entry:
 #: was not trained on them as such, but on single questions of the same kinds
 HARD = ("pairs", "lists", "many", "strings", "copies")
 
-TASKS: dict[str, Entry] = {
-    "passkey": Entry(retrieval.passkey, 12),
-    "needle": Entry(retrieval.needle, 16),
-    "needle_words": Entry(retrieval.needle_words, 16),
-    "key_value": Entry(retrieval.key_value, 16),
-    "key_value_hex": Entry(retrieval.key_value_hex, 24),
-    "multi_value": Entry(retrieval.multi_value, 48, "values"),
-    "variable_tracking": Entry(reasoning.variable_tracking, 40),
-    "two_hop": Entry(reasoning.two_hop, 40),
-    "facts": Entry(retrieval.facts, 24),
-    "few_shot": Entry(reasoning.few_shot, 16),
-    "copy": Entry(copying.copy, 56, "words"),
-    "copy_long": Entry(copying.copy_long, 144, "words", shortest=512),
-    "repeat": Entry(copying.repeat, 80, "words"),
-    "passage": Entry(retrieval.passage, 12),
-    "arithmetic": Entry(reasoning.arithmetic, 64, "number"),
-    "code_line": Entry(copying.code_line, 48),
-    "several": Entry(retrieval.several, 24),
-    "pairs": Entry(retrieval.pairs, 16, all_right=True),
-    "lists": Entry(retrieval.lists, 48, "values", all_right=True),
-    "many": Entry(retrieval.many, 24, all_right=True),
-    "strings": Entry(copying.strings, 100, "words", all_right=True),
-    "copies": Entry(copying.copies, 144, "words", shortest=512, all_right=True),
+TASKS: dict[str, MiniTask] = {
+    "passkey": MiniTask(retrieval.passkey, 12),
+    "needle": MiniTask(retrieval.needle, 16),
+    "needle_words": MiniTask(retrieval.needle_words, 16),
+    "key_value": MiniTask(retrieval.key_value, 16),
+    "key_value_hex": MiniTask(retrieval.key_value_hex, 24),
+    "multi_value": MiniTask(retrieval.multi_value, 48, "values"),
+    "variable_tracking": MiniTask(reasoning.variable_tracking, 40),
+    "two_hop": MiniTask(reasoning.two_hop, 40),
+    "facts": MiniTask(retrieval.facts, 24),
+    "few_shot": MiniTask(reasoning.few_shot, 16),
+    "copy": MiniTask(copying.copy, 56, "words"),
+    "copy_long": MiniTask(copying.copy_long, 144, "words", shortest=512),
+    "repeat": MiniTask(copying.repeat, 80, "words"),
+    "passage": MiniTask(retrieval.passage, 12),
+    "arithmetic": MiniTask(reasoning.arithmetic, 64, "number"),
+    "code_line": MiniTask(copying.code_line, 48),
+    "several": MiniTask(retrieval.several, 24),
+    "pairs": MiniTask(retrieval.pairs, 16, all_right=True),
+    "lists": MiniTask(retrieval.lists, 48, "values", all_right=True),
+    "many": MiniTask(retrieval.many, 24, all_right=True),
+    "strings": MiniTask(copying.strings, 100, "words", all_right=True),
+    "copies": MiniTask(copying.copies, 144, "words", shortest=512, all_right=True),
 }

@@ -74,7 +74,7 @@ class TooShort(DataError):
 
 
 @dataclass(frozen=True)
-class Document:
+class ComposedPrompts:
     """The finished prompts of a sample: the part that all its questions share, and the rest of each question's prompt.
 
     The shared part is an instruction and the context. The context is the filler with the task's records (the texts that
@@ -104,7 +104,7 @@ def tails(draft: Draft, wrapper: Wrapper) -> list[str]:
     return [tail + question.prompt for question in draft.questions]
 
 
-def compose(draft: Draft, wrapper: Wrapper, filler: Filler, encode: Encode, rng: Rng, room: int) -> Document:
+def compose(draft: Draft, wrapper: Wrapper, filler: Filler, encode: Encode, rng: Rng, room: int) -> ComposedPrompts:
     """Build a sample's prompts of a given length by inserting its records between paragraphs of filler.
 
     Every place between two paragraphs, and before the first and after the last, is equally likely for a record. Unless
@@ -150,4 +150,4 @@ def compose(draft: Draft, wrapper: Wrapper, filler: Filler, encode: Encode, rng:
         at += len(draft.closing)
     first = pieces[1].text if len(pieces) > 1 else ""
     start = len(head.text) + len(first) - len(first.lstrip())
-    return Document(pieces, (start, at), places, tails(draft, wrapper))
+    return ComposedPrompts(pieces, (start, at), places, tails(draft, wrapper))

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from kvbench.tasks.mini import code, names
 from kvbench.tasks.mini import vocabulary as words
-from kvbench.tasks.mini.draft import Draft, Question, Setting
-from kvbench.tasks.mini.retrieval import ask, find
+from kvbench.tasks.mini.draft import Draft, DraftQuestion, Setting
+from kvbench.tasks.mini.retrieval import ask, locate_value
 from kvbench.tasks.mini.rng import Rng
 
 
 def _marked(setting: Setting, n: int, n_words: int) -> Draft:
     rng = setting.rng
-    keys = names.distinct(n, lambda: names.key(rng))
+    keys = names.distinct(n, lambda: names.random_key(rng))
     passages = [setting.writer.passage(n_words) for _ in range(n)]
     # cut to the same number of words, so that all passages of a task take about the same number of decode steps
     passages = [" ".join(text.split(" ")[:n_words]).rstrip(".,;:") for text in passages]
     records = [f"Passage {key}: {text}." for key, text in zip(keys, passages, strict=True)]
     questions = [
-        ask(f"What does the passage {keys[i]} say, word for word?", passages[i], find(records[i], i, passages[i]))
+        ask(
+            f"What does the passage {keys[i]} say, word for word?",
+            passages[i],
+            locate_value(records[i], i, passages[i]),
+        )
         for i in setting.pick(n)
     ]
     return Draft("qa", records, questions)
@@ -80,7 +84,7 @@ def _strings(setting: Setting, n: int, size: int) -> Draft:
     questions = []
     for i in setting.pick(n):
         start, rest = " ".join(strings[i][:given]), " ".join(strings[i][given:])
-        questions.append(ask(f"How does this string go on? {start}", rest, find(records[i], i, rest)))
+        questions.append(ask(f"How does this string go on? {start}", rest, locate_value(records[i], i, rest)))
     return Draft("qa", records, questions)
 
 
@@ -99,7 +103,7 @@ def code_line(setting: Setting) -> Draft:
         line = calls[i]
         start = records[i].index(line.prefix) + len(line.prefix)
         questions.append(
-            Question(
+            DraftQuestion(
                 f"\n\n# the same line again\n{line.prefix}",
                 line.prefix.strip(),
                 line.rest,

@@ -9,7 +9,7 @@ from kvbench.tasks.mini.rng import Rng
 
 
 @dataclass(frozen=True)
-class Question:
+class DraftQuestion:
     """One question about a sample's context, with its answer and where the context gives it.
 
     Args:
@@ -53,7 +53,7 @@ class Draft:
 
     style: str
     records: list[str]
-    questions: list[Question]
+    questions: list[DraftQuestion]
     ordered: bool = False
     closing: str = ""
     code: bool = False

@@ -29,12 +29,12 @@ def hexadecimal(rng: Rng, n: int) -> str:
     return f"{rng.bits():016x}"[:n]
 
 
-def key(rng: Rng) -> str:
+def random_key(rng: Rng) -> str:
     """Return a random adjective and noun joined by a hyphen, for example ``rusty-lantern``."""
     return f"{rng.choice(words.ADJECTIVES)}-{rng.choice(words.TOOLS)}"
 
 
-def pair(rng: Rng) -> str:
+def random_pair(rng: Rng) -> str:
     """Return two random words, a colour and an animal or a tool, for example ``amber falcon``."""
     return f"{rng.choice(words.COLOURS)} {rng.choice(words.ANIMALS + words.TOOLS)}"
 

@@ -85,7 +85,7 @@ def subject(rng: Rng) -> str:
     return noun_phrase(rng, _SUBJECTS)
 
 
-def place(rng: Rng) -> str:
+def place_phrase(rng: Rng) -> str:
     """Return a random prepositional phrase of place, for example ``near the old bridge``."""
     return f"{rng.choice(_PREPOSITIONS)} {noun_phrase(rng, words.PLACES)}"
 
@@ -96,17 +96,17 @@ def clause(rng: Rng) -> str:
     who = subject(rng)
     if kind < 4:
         adverb = f"{rng.choice(words.ADVERBS)} " if rng.below(4) == 0 else ""
-        tail = f" {place(rng)}" if rng.below(3) == 0 else ""
+        tail = f" {place_phrase(rng)}" if rng.below(3) == 0 else ""
         return f"{who} {adverb}{rng.choice(words.TRANSITIVE)} {noun_phrase(rng, _OBJECTS)}{tail}"
     if kind < 6:
-        return f"{who} {rng.choice(words.INTRANSITIVE)} {rng.choice(words.ADVERBS)} {place(rng)}"
+        return f"{who} {rng.choice(words.INTRANSITIVE)} {rng.choice(words.ADVERBS)} {place_phrase(rng)}"
     if kind == 6:
         return f"{who} {rng.choice(_SAYINGS)} that {rng.choice(_VERDICTS)}"
     if kind == 7:
         return f"{who} {rng.choice(words.TRANSITIVE)} {noun_phrase(rng, words.THINGS)} of {subject(rng)}"
     return (
         f"there was {article(rng.choice(words.ADJECTIVES))} {rng.choice(words.TOOLS)} of "
-        f"{rng.choice(words.MATERIALS)} {place(rng)}"
+        f"{rng.choice(words.MATERIALS)} {place_phrase(rng)}"
     )
 
 

@@ -6,8 +6,8 @@ import itertools
 
 from kvbench.tasks.mini import names
 from kvbench.tasks.mini import vocabulary as words
-from kvbench.tasks.mini.draft import Draft, Question, Setting
-from kvbench.tasks.mini.retrieval import ask, find
+from kvbench.tasks.mini.draft import Draft, DraftQuestion, Setting
+from kvbench.tasks.mini.retrieval import ask, locate_value
 from kvbench.tasks.mini.rng import Rng
 
 
@@ -36,7 +36,7 @@ def variable_tracking(setting: Setting) -> Draft:
     dealt = [left[chain].pop(0) for chain in turns]
     questions = []
     for chain in setting.pick(n):
-        evidence = [find(record, i, part) for i, (c, record, part) in enumerate(dealt) if c == chain]
+        evidence = [locate_value(record, i, part) for i, (c, record, part) in enumerate(dealt) if c == chain]
         questions.append(ask(*queries[chain], *evidence))
     return Draft("qa", [record for _, record, _ in dealt], questions, ordered=True)
 
@@ -50,12 +50,12 @@ def two_hop(setting: Setting) -> Draft:
     rng, n = setting.rng, setting.count(12, 85, least=2)
     people = names.distinct(2 * n, lambda: names.person(rng))
     records: list[str] = []
-    pool: list[Question] = []
+    pool: list[DraftQuestion] = []
     for first, second in zip(people[:n], people[n:], strict=True):
         town = names.town(rng)
         answer = f"{second} lives in {town}"
         relation, home = f"The brother of {first} is {second}.", f"{second} lives in {town}."
-        evidence = (find(relation, len(records), second), find(home, len(records) + 1, town))
+        evidence = (locate_value(relation, len(records), second), locate_value(home, len(records) + 1, town))
         records += [relation, home]
         pool.append(ask(f"Where does the brother of {first} live?", answer, *evidence))
     return Draft("qa", records, [pool[i] for i in setting.pick(n)])
@@ -85,8 +85,8 @@ def few_shot(setting: Setting) -> Draft:
     for _ in range(setting.questions):
         kind = rng.choice(sorted(set(kinds)))
         text = _shot(rng, kind)
-        evidence = tuple(find(records[i], i, labels[kind]) for i, other in enumerate(kinds) if other == kind)
-        questions.append(Question(f"\n\nText: {text}\nLabel:", text, labels[kind], evidence))
+        evidence = tuple(locate_value(records[i], i, labels[kind]) for i, other in enumerate(kinds) if other == kind)
+        questions.append(DraftQuestion(f"\n\nText: {text}\nLabel:", text, labels[kind], evidence))
     return Draft("few_shot", records, questions, meta={"classes": labels})
 
 
@@ -165,5 +165,5 @@ def arithmetic(setting: Setting) -> Draft:
     questions = []
     for _ in range(setting.questions):
         text, solution = problem(rng, rng.between(1, 3))
-        questions.append(Question(f"\n\nProblem: {text}\nSolution:", text, solution, ()))
+        questions.append(DraftQuestion(f"\n\nProblem: {text}\nSolution:", text, solution, ()))
     return Draft("problems", [], questions, closing=closing)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from kvbench.tasks.mini import names
 from kvbench.tasks.mini import vocabulary as words
-from kvbench.tasks.mini.draft import Draft, Question, Setting
+from kvbench.tasks.mini.draft import Draft, DraftQuestion, Setting
 from kvbench.tasks.mini.prose import article
 
 
-def ask(query: str, answer: str, *evidence: tuple[int, int, int], parts: tuple[str, ...] = ()) -> Question:
+def ask(query: str, answer: str, *evidence: tuple[int, int, int], parts: tuple[str, ...] = ()) -> DraftQuestion:
     """Return a question whose prompt has the usual form: ``Question: ...`` on one line and ``Answer:`` on the next.
 
-    `evidence` are places as :func:`find` returns them.
+    `evidence` are places as :func:`locate_value` returns them.
     """
-    return Question(f"\n\nQuestion: {query}\nAnswer:", query, answer, evidence, parts=parts)
+    return DraftQuestion(f"\n\nQuestion: {query}\nAnswer:", query, answer, evidence, parts=parts)
 
 
-def find(record: str, index: int, value: str) -> tuple[int, int, int]:
+def locate_value(record: str, index: int, value: str) -> tuple[int, int, int]:
     """Locate the last occurrence of a value in the record with this index, as an entry for :attr:`Question.evidence`.
 
     Raises:
@@ -34,7 +34,7 @@ def passkey(setting: Setting) -> Draft:
     key = names.digits(setting.rng, 5)
     record = f"The pass key is {key}. Remember it. {key} is the pass key."
     first = record.index(key)
-    evidence = ((0, first, first + 5), find(record, 0, key))
+    evidence = ((0, first, first + 5), locate_value(record, 0, key))
     return Draft("qa", [record], [ask("What is the pass key in the text?", key, *evidence)])
 
 
@@ -44,11 +44,11 @@ def needle(setting: Setting) -> Draft:
     Each key and its number stand in a sentence of their own among the filler. Source: RULER (Hsieh et al. 2024).
     """
     rng, n = setting.rng, setting.count(16, 60)
-    keys = names.distinct(n, lambda: names.key(rng))
+    keys = names.distinct(n, lambda: names.random_key(rng))
     values = names.distinct(n, lambda: names.digits(rng, 7))
     records = [f"One of the special magic numbers for {k} is: {v}." for k, v in zip(keys, values, strict=True)]
     questions = [
-        ask(f"What is the special magic number for {keys[i]}?", values[i], find(records[i], i, values[i]))
+        ask(f"What is the special magic number for {keys[i]}?", values[i], locate_value(records[i], i, values[i]))
         for i in setting.pick(n)
     ]
     return Draft("qa", records, questions)
@@ -57,20 +57,20 @@ def needle(setting: Setting) -> Draft:
 def needle_words(setting: Setting) -> Draft:
     """Generate the task ``needle_words``: like ``needle``, but the values are pairs of words, not numbers."""
     rng, n = setting.rng, setting.count(16, 60)
-    keys = names.distinct(n, lambda: names.key(rng))
-    values = names.distinct(n, lambda: names.pair(rng))
+    keys = names.distinct(n, lambda: names.random_key(rng))
+    values = names.distinct(n, lambda: names.random_pair(rng))
     records = [f"The secret words for {k} are: {v}." for k, v in zip(keys, values, strict=True)]
     questions = [
-        ask(f"What are the secret words for {keys[i]}?", values[i], find(records[i], i, values[i]))
+        ask(f"What are the secret words for {keys[i]}?", values[i], locate_value(records[i], i, values[i]))
         for i in setting.pick(n)
     ]
     return Draft("qa", records, questions)
 
 
-def _pairs(setting: Setting, keys: list[str], values: list[str]) -> Draft:
+def _draft_pairs(setting: Setting, keys: list[str], values: list[str]) -> Draft:
     records = [f"{k}: {v}" for k, v in zip(keys, values, strict=True)]
     questions = [
-        ask(f"What is the value of the key {keys[i]}?", values[i], find(records[i], i, values[i]))
+        ask(f"What is the value of the key {keys[i]}?", values[i], locate_value(records[i], i, values[i]))
         for i in setting.pick(len(keys))
     ]
     return Draft("qa", records, questions)
@@ -82,7 +82,9 @@ def key_value(setting: Setting) -> Draft:
     Each record is a line such as ``rusty-lantern: 482193``. Samples of fewer than 2,560 tokens have fewer lines.
     """
     rng, n = setting.rng, setting.count(64, 40, least=2)
-    return _pairs(setting, names.distinct(n, lambda: names.key(rng)), names.distinct(n, lambda: names.digits(rng, 6)))
+    return _draft_pairs(
+        setting, names.distinct(n, lambda: names.random_key(rng)), names.distinct(n, lambda: names.digits(rng, 6))
+    )
 
 
 def key_value_hex(setting: Setting) -> Draft:
@@ -92,7 +94,7 @@ def key_value_hex(setting: Setting) -> Draft:
     and the values are longer. Samples of fewer than 3,584 tokens have fewer lines.
     """
     rng, n = setting.rng, setting.count(64, 56, least=2)
-    return _pairs(
+    return _draft_pairs(
         setting,
         names.distinct(n, lambda: names.hexadecimal(rng, 6)),
         names.distinct(n, lambda: names.hexadecimal(rng, 12)),
@@ -145,7 +147,7 @@ def multi_value(setting: Setting) -> Draft:
     most = setting.count(12, 60, least=wanted + 1)
     groups = min(setting.questions, max(1, (most - 1) // wanted))
     n = max(most, groups * wanted + 1)
-    others = names.distinct(n - groups * (wanted - 1), lambda: names.key(rng))
+    others = names.distinct(n - groups * (wanted - 1), lambda: names.random_key(rng))
     keys = [key for key in others[:groups] for _ in range(wanted)] + others[groups:]
     values = names.distinct(n, lambda: names.digits(rng, 7))
     order = rng.sample(range(n), n)
@@ -155,7 +157,7 @@ def multi_value(setting: Setting) -> Draft:
         asked = [place for place, i in enumerate(order) if keys[i] == key]
         parts = tuple(values[order[place]] for place in asked)
         query = f"What are the {wanted} special magic numbers for {key}, in the order of the text?"
-        evidence = (find(records[place], place, part) for place, part in zip(asked, parts, strict=True))
+        evidence = (locate_value(records[place], place, part) for place, part in zip(asked, parts, strict=True))
         questions.append(ask(query, ", ".join(parts), *evidence, parts=parts))
     return Draft("qa", records, questions, ordered=True)
 
@@ -167,19 +169,19 @@ def facts(setting: Setting) -> Draft:
     """
     rng, n = setting.rng, setting.count(12, 100)
     records: list[str] = []
-    pool: list[Question] = []
+    pool: list[DraftQuestion] = []
     for who in names.distinct(n, lambda: names.person(rng)):
         job = f"{rng.choice(words.MATERIALS)} {rng.choice(words.PEOPLE)}"
         born = f"{names.town(rng)} in {rng.between(1700, 1999)}"
         dish = f"{rng.choice(words.FOODS)} with {rng.choice(words.FOODS)}"
-        pet = names.pair(rng)
+        pet = names.random_pair(rng)
         for record, query, answer in (
             (f"{who} works as {article(job)}.", f"What does {who} work as?", job),
             (f"{who} was born in {born}.", f"Where and when was {who} born?", born),
             (f"{who} likes to eat {dish}.", f"What does {who} like to eat?", dish),
             (f"{who} keeps a pet called the {pet}.", f"What is the pet of {who} called?", pet),
         ):
-            pool.append(ask(query, answer, find(record, len(records), answer)))
+            pool.append(ask(query, answer, locate_value(record, len(records), answer)))
             records.append(record)
     return Draft("qa", records, [pool[i] for i in setting.pick(len(pool))])
 
@@ -198,7 +200,7 @@ def passage(setting: Setting) -> Draft:
         for end, tag in zip(last, tags, strict=True)
     ]
     questions = [
-        ask(f"Which passage ends with these words? {last[i]}", tags[i], find(records[i], i, tags[i]))
+        ask(f"Which passage ends with these words? {last[i]}", tags[i], locate_value(records[i], i, tags[i]))
         for i in setting.pick(n)
     ]
     return Draft("qa", records, questions)

@@ -10,12 +10,12 @@ from kvbench.errors import ConfigError
 from kvbench.models.spec import BUNDLED
 from kvbench.tasks.base import Sample, Setup, Task
 from kvbench.tasks.mini.catalogue import HARD, SCORERS, TASKS
-from kvbench.tasks.mini.compose import WRAPPERS, Document, compose, tails
-from kvbench.tasks.mini.draft import Draft, Question, Setting
+from kvbench.tasks.mini.compose import WRAPPERS, ComposedPrompts, compose, tails
+from kvbench.tasks.mini.draft import Draft, DraftQuestion, Setting
 from kvbench.tasks.mini.filler import CodeFiller, ProseFiller
 from kvbench.tasks.mini.prose import Prose
 from kvbench.tasks.mini.rng import Rng
-from kvbench.tasks.mini.tokens import encoder, fingerprint
+from kvbench.tasks.mini.tokens import encoder, tokenizer_fingerprint
 from kvbench.tasks.work import AskQuestions, Generate, Work
 from kvbench.tasks.work import Question as Asked
 from kvbench.util.schema import MOST, bounded
@@ -147,18 +147,18 @@ class Mini(Task):
             "tasks": list(self.names),
             "lengths": list(self.lengths),
             "seed": self.seed,
-            "tokenizer": fingerprint(),
+            "tokenizer": tokenizer_fingerprint(),
         }
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         """Score the first line of an answer with the scorer of its task (:mod:`kvbench.tasks.mini.catalogue`)."""
-        return _score(sample.task, prediction, sample.answers[0], sample.meta)
+        return _score_entry(sample.task, prediction, sample.answers[0], sample.meta)
 
     def score_questions(self, sample: Sample, predictions: Sequence[str]) -> dict[str, float]:
         """See :meth:`Task.score_questions`.
 
-        For tasks with :attr:`kvbench.tasks.mini.catalogue.Entry.all_right`, ``score`` is ``all``, and ``questions`` is
-        the mean.
+        For tasks with :attr:`kvbench.tasks.mini.catalogue.MiniTask.all_right`, ``score`` is ``all``, and ``questions``
+        is the mean.
         """
         scores = super().score_questions(sample, predictions)
         if not TASKS[sample.task].all_right:
@@ -166,12 +166,12 @@ class Mini(Task):
         return {"score": scores["all"], "questions": scores["score"], "all": scores["all"]}
 
 
-def _score(task: str, prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
+def _score_entry(task: str, prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
     lines = prediction.strip().split("\n")
     return SCORERS[TASKS[task].scorer](lines[0], answer, meta)
 
 
-def _work(draft: Draft, document: Document) -> Work:
+def _work(draft: Draft, document: ComposedPrompts) -> Work:
     """Return the kind of work: several questions on one cache if the sample has several, else plain generation."""
     if len(draft.questions) == 1:
         return Generate()
@@ -182,7 +182,7 @@ def _work(draft: Draft, document: Document) -> Work:
     return AskQuestions(len(document.text), tuple(questions))
 
 
-def _asked(question: Question, document: Document) -> dict[str, Any]:
+def _asked(question: DraftQuestion, document: ComposedPrompts) -> dict[str, Any]:
     """Return a question's `meta`, for scorers and analyses.
 
     ``answer_spans`` are character ranges of the prompt, ``depth`` is the place of the first in the context (0..1), and

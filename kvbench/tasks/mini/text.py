@@ -31,7 +31,7 @@ EXCLUDED = frozenset((*MODULES, TOPICS))
 
 
 @dataclass(frozen=True)
-class Document:
+class LibraryText:
     """One text of `mini_text`, the perplexity data that needs no download.
 
     Args:
@@ -47,11 +47,11 @@ class Document:
     sha256: str
 
 
-def _document(name: str, kind: str, text: str) -> Document:
-    return Document(name, kind, text, hashlib.sha256(text.encode("utf-8")).hexdigest())
+def _document(name: str, kind: str, text: str) -> LibraryText:
+    return LibraryText(name, kind, text, hashlib.sha256(text.encode("utf-8")).hexdigest())
 
 
-def documents(library: Path | None = None) -> list[Document]:
+def library_documents(library: Path | None = None) -> list[LibraryText]:
     """Read the texts of `mini_text` from the Python installation.
 
     First come all of Python's help texts as one document, then one document for each module that was kept out of the
@@ -89,7 +89,7 @@ def _topics() -> Iterator[tuple[str, str]]:
     return iter(sorted(topics.items()))
 
 
-def own(path: Path) -> Document:
+def own(path: Path) -> LibraryText:
     """Read a user's text file (UTF-8) as a document of prose, in place of the texts of `mini_text`.
 
     Raises:
@@ -110,7 +110,7 @@ def own(path: Path) -> Document:
     return _document(path.name, "prose", text)
 
 
-def identity(texts: list[Document]) -> dict[str, str]:
+def identity(texts: list[LibraryText]) -> dict[str, str]:
     """Return what results record about the texts: ``sha256``, a checksum over all, and ``python``, the running version.
 
     The texts of `mini_text` change with the version of Python.

@@ -39,7 +39,7 @@ def encoder(path: Path = TOKENIZER) -> Encode:
 
 
 @functools.lru_cache(maxsize=4)
-def fingerprint(path: Path = TOKENIZER) -> str:
+def tokenizer_fingerprint(path: Path = TOKENIZER) -> str:
     """Return a checksum of a tokenizer file: the first 16 hexadecimal digits of its SHA-256.
 
     It is part of the identity of `mini`, because the tokenizer decides how much filler fits into a sample.

@@ -14,8 +14,8 @@ from string import ascii_lowercase, ascii_uppercase
 import numpy as np
 
 from kvbench.errors import DataError
-from kvbench.tasks.ruler.frame import CWE, CWE_PREFIX, FWE, FWE_PREFIX, NOISE, VT, VT_PREFIX, Kind
-from kvbench.tasks.ruler.stream import Draft, Stream, fitting, largest
+from kvbench.tasks.ruler.frame import CWE, CWE_PREFIX, FWE, FWE_PREFIX, NOISE, VT, VT_PREFIX, RulerKind
+from kvbench.tasks.ruler.stream import RulerPrompt, Stream, fitting, largest
 
 #: number of words that occur more often than the others (cwe)
 COMMON = 10
@@ -35,7 +35,9 @@ class CommonWords:
         DataError: the length needs more words than both lists have.
     """
 
-    def __init__(self, kind: Kind, stream: Stream, chat: str, words: Sequence[str], more: Sequence[str] = ()) -> None:
+    def __init__(
+        self, kind: RulerKind, stream: Stream, chat: str, words: Sequence[str], more: Sequence[str] = ()
+    ) -> None:
         self.kind, self.stream, self.words, self.more = kind, stream, words, more
         self.before, _, self.after = chat.partition("{task}")
         self.units = largest(
@@ -47,18 +49,18 @@ class CommonWords:
             upper=lambda per_word: int(stream.length // per_word) * 2,
         )
 
-    def next(self) -> tuple[Draft, int]:
+    def next(self) -> tuple[RulerPrompt, int]:
         """Make the next sample's prompt; return it with its number of tokens, answer included."""
         return fitting(self.make, self.stream, self.units, COMMON, self.kind.budget)
 
-    def make(self, units: int) -> Draft:
+    def make(self, units: int) -> RulerPrompt:
         """Make a prompt whose list has `units` different words."""
         short = self.stream.length < SHORT
         shot, shot_answers = self._list(20, 3, 1) if short else self._list(40, 10, 3)
         words, answers = self._list(units, 6, 1) if short else self._list(units, 30, 3)
         example = f"{CWE.format(context=shot)}{CWE_PREFIX} {numbered(shot_answers)}"
         prompt = f"{self.before}{example}\n{CWE.format(context=words)}{self.after}{CWE_PREFIX}"
-        return Draft(prompt, CWE_PREFIX, tuple(answers), "")
+        return RulerPrompt(prompt, CWE_PREFIX, tuple(answers), "")
 
     def _list(self, count: int, often: int, seldom: int) -> tuple[str, list[str]]:
         """Return a numbered list in which the first ten of `count` drawn words occur more often, and these ten."""
@@ -83,7 +85,7 @@ def numbered(words: Sequence[str]) -> str:
 class FrequentWords:
     """Generator of fwe at one length: random words whose counts follow a zeta distribution with exponent 2."""
 
-    def __init__(self, kind: Kind, stream: Stream, chat: str) -> None:
+    def __init__(self, kind: RulerKind, stream: Stream, chat: str) -> None:
         self.kind, self.stream = kind, stream
         self.template = chat.replace("{task}", FWE) + FWE_PREFIX
         self.most = stream.length - kind.budget
@@ -93,7 +95,7 @@ class FrequentWords:
             count += self.step
         self.units = count - self.step
 
-    def next(self) -> tuple[Draft, int]:
+    def next(self) -> tuple[RulerPrompt, int]:
         """Make the next sample's prompt; return it with its number of tokens, answer included."""
         vocabulary, count = self._vocabulary(), self.units
         while (tokens := self.stream.count(prompt := self._text(vocabulary, count))) > self.most:
@@ -103,7 +105,7 @@ class FrequentWords:
                     f"dataset ruler: {self.stream.length} tokens are too few for the smallest prompt of fwe.\n"
                     "  hint: choose larger dataset.lengths"
                 )
-        return Draft(prompt, FWE_PREFIX, tuple(vocabulary[1:4]), ""), tokens + self.kind.budget
+        return RulerPrompt(prompt, FWE_PREFIX, tuple(vocabulary[1:4]), ""), tokens + self.kind.budget
 
     def _vocabulary(self) -> list[str]:
         words = sorted(set(self.stream.names(ascii_lowercase, 6, self.most // 50)))
@@ -131,7 +133,7 @@ class Tracking:
     The example is inside the chat format `chat` and has no format of its own.
     """
 
-    def __init__(self, kind: Kind, stream: Stream, chat: str) -> None:
+    def __init__(self, kind: RulerKind, stream: Stream, chat: str) -> None:
         self.kind, self.stream = kind, stream
         self.plain, self.template = VT + VT_PREFIX, chat.replace("{task}", VT) + VT_PREFIX
         units = largest(self._example, stream, 5, 0, length=EXAMPLE_LENGTH)
@@ -140,24 +142,24 @@ class Tracking:
         self.step = 10 if stream.length >= 4096 else 5
         self.units = largest(self.make, stream, self.step, kind.budget, extra=stream.count(self.example))
 
-    def next(self) -> tuple[Draft, int]:
+    def next(self) -> tuple[RulerPrompt, int]:
         """Make the next sample's prompt; return it with its number of tokens, answer included."""
         return fitting(self._with_example, self.stream, self.units, self.step, self.kind.budget)
 
-    def _with_example(self, units: int) -> Draft:
+    def _with_example(self, units: int) -> RulerPrompt:
         draft = self.make(units)
         place = draft.prompt.index(VT[:20])
         prompt = f"{draft.prompt[:place]}{self._varied()}\n{draft.prompt[place:]}"
-        return Draft(prompt, draft.prefix, draft.answers, draft.question)
+        return RulerPrompt(prompt, draft.prefix, draft.answers, draft.question)
 
-    def make(self, units: int) -> Draft:
+    def make(self, units: int) -> RulerPrompt:
         """Make a prompt of `units` noise paragraphs, without the worked example."""
         return self._make(self.template, units, 5, None)
 
-    def _example(self, units: int) -> Draft:
+    def _example(self, units: int) -> RulerPrompt:
         return self._make(self.plain, units, 3, EXAMPLE_VALUE)
 
-    def _make(self, template: str, units: int, letters: int, fixed: str | None) -> Draft:
+    def _make(self, template: str, units: int, letters: int, fixed: str | None) -> RulerPrompt:
         names = self.stream.names(ascii_uppercase, letters, HOPS + 1)[: HOPS + 1]
         number = fixed or str(self.stream.numbers.randint(10000, 99999))
         chain = [f"VAR {names[0]} = {number}"]
@@ -168,7 +170,7 @@ class Tracking:
             lines.insert(place + j, statement)
         context = "\n".join(lines).replace(". \n", ".\n")
         prompt = template.format(context=context, query=number, num_v=HOPS + 1)
-        return Draft(prompt, VT_PREFIX.format(query=number, num_v=HOPS + 1), tuple(names), number)
+        return RulerPrompt(prompt, VT_PREFIX.format(query=number, num_v=HOPS + 1), tuple(names), number)
 
     def _varied(self) -> str:
         """Return the worked example with fresh names and a fresh number."""

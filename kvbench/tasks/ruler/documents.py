@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvbench.errors import DataError
-from kvbench.tasks.ruler.frame import QA, QA_PREFIX, Kind
-from kvbench.tasks.ruler.stream import Draft, Stream, fitting, largest
-from kvbench.tasks.ruler.texts import Question
+from kvbench.tasks.ruler.frame import QA, QA_PREFIX, RulerKind
+from kvbench.tasks.ruler.stream import RulerPrompt, Stream, fitting, largest
+from kvbench.tasks.ruler.texts import RulerQuestion
 
 #: number of documents by which prompts are made longer and shorter
 STEP = 10
@@ -23,14 +23,14 @@ class Documents:
     """
 
     def __init__(
-        self, kind: Kind, stream: Stream, chat: str, documents: Sequence[str], questions: Sequence[Question]
+        self, kind: RulerKind, stream: Stream, chat: str, documents: Sequence[str], questions: Sequence[RulerQuestion]
     ) -> None:
         self.kind, self.stream, self.documents, self.questions = kind, stream, documents, questions
         self.before, _, self.after = chat.partition("{task}")
         self.index = 0
         self.units = largest(self.make, stream, STEP, kind.budget)
 
-    def next(self) -> tuple[Draft, int]:
+    def next(self) -> tuple[RulerPrompt, int]:
         """See :meth:`kvbench.tasks.ruler.task.Generator.next`.
 
         Raises:
@@ -45,16 +45,16 @@ class Documents:
         self.index += 1
         return drafted
 
-    def make(self, units: int) -> Draft:
+    def make(self, units: int) -> RulerPrompt:
         """Make a prompt of `units` documents for the current question."""
         question = self.questions[self.index]
         chosen = [self.documents[i] for i in self._chosen(question, units)]
         self.stream.shuffle(chosen)
         context = "\n\n".join(f"Document {i}:\n{document}" for i, document in enumerate(chosen, 1))
         task = QA.format(context=context, query=question.text)
-        return Draft(f"{self.before}{task}{self.after}{QA_PREFIX}", QA_PREFIX, question.answers, question.text)
+        return RulerPrompt(f"{self.before}{task}{self.after}{QA_PREFIX}", QA_PREFIX, question.answers, question.text)
 
-    def _chosen(self, question: Question, units: int) -> list[int]:
+    def _chosen(self, question: RulerQuestion, units: int) -> list[int]:
         """Return the indices of a prompt's documents, before they are shuffled."""
         every = range(len(self.documents))
         if units >= len(every):

@@ -60,7 +60,7 @@ BUDGETS = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
 
 
 @dataclass(frozen=True)
-class Kind:
+class RulerKind:
     """Settings of one task.
 
     Args:
@@ -94,17 +94,17 @@ class Kind:
 
 #: the tasks, in RULER's order
 KINDS = {
-    "niah_single_1": Kind("niah"),
-    "niah_single_2": Kind("niah", "essay"),
-    "niah_single_3": Kind("niah", "essay", value="uuids"),
-    "niah_multikey_1": Kind("niah", "essay", keys=4),
-    "niah_multikey_2": Kind("niah", "needle"),
-    "niah_multikey_3": Kind("niah", "needle", "uuids", "uuids"),
-    "niah_multivalue": Kind("niah", "essay", values=4),
-    "niah_multiquery": Kind("niah", "essay", keys=4, queries=4),
-    "vt": Kind("vt"),
-    "cwe": Kind("cwe"),
-    "fwe": Kind("fwe"),
-    "qa_1": Kind("qa", questions="squad"),
-    "qa_2": Kind("qa", questions="hotpotqa"),
+    "niah_single_1": RulerKind("niah"),
+    "niah_single_2": RulerKind("niah", "essay"),
+    "niah_single_3": RulerKind("niah", "essay", value="uuids"),
+    "niah_multikey_1": RulerKind("niah", "essay", keys=4),
+    "niah_multikey_2": RulerKind("niah", "needle"),
+    "niah_multikey_3": RulerKind("niah", "needle", "uuids", "uuids"),
+    "niah_multivalue": RulerKind("niah", "essay", values=4),
+    "niah_multiquery": RulerKind("niah", "essay", keys=4, queries=4),
+    "vt": RulerKind("vt"),
+    "cwe": RulerKind("cwe"),
+    "fwe": RulerKind("fwe"),
+    "qa_1": RulerKind("qa", questions="squad"),
+    "qa_2": RulerKind("qa", questions="hotpotqa"),
 }

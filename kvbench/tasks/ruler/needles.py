@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvbench.tasks.ruler.frame import NIAH, NIAH_PREFIX, NOISE, Kind
-from kvbench.tasks.ruler.stream import Draft, Stream, fitting, largest
+from kvbench.tasks.ruler.frame import NIAH, NIAH_PREFIX, NOISE, RulerKind
+from kvbench.tasks.ruler.stream import RulerPrompt, Stream, fitting, largest
 
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
 #: possible depths of needles in a text of essays, in percent of its sentences
@@ -34,7 +34,7 @@ class Needles:
 
     def __init__(
         self,
-        kind: Kind,
+        kind: RulerKind,
         stream: Stream,
         chat: str,
         pairs: Sequence[str],
@@ -53,11 +53,11 @@ class Needles:
         self.step = 500 if kind.haystack == "essay" else 25 if stream.length >= 4096 else 5
         self.units = largest(self.make, stream, self.step, kind.budget)
 
-    def next(self) -> tuple[Draft, int]:
+    def next(self) -> tuple[RulerPrompt, int]:
         """Make the next sample's prompt; return it with its number of tokens, answer included."""
         return fitting(self.make, self.stream, self.units, self.step, self.kind.budget)
 
-    def make(self, units: int) -> Draft:
+    def make(self, units: int) -> RulerPrompt:
         """Make a prompt whose haystack has `units` words of essays, noise paragraphs, or other needles.
 
         Raises:
@@ -79,7 +79,7 @@ class Needles:
         query = ", ".join(names[:-1]) + ", and " + names[-1] if len(names) > 1 else names[0]
         prompt = self.template.format(type_needle_v=self.named, context=context, query=query)
         prefix = self.prefix.format(type_needle_v=self.named, query=query)
-        return Draft(prompt, prefix, tuple(value for i in asked for value in values[i]), query)
+        return RulerPrompt(prompt, prefix, tuple(value for i in asked for value in values[i]), query)
 
     def _draw(self, kind: str) -> str:
         if kind == "words":

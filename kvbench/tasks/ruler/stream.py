@@ -20,7 +20,7 @@ SEED = 42
 
 
 @dataclass(frozen=True)
-class Draft:
+class RulerPrompt:
     """One prompt, as a generator makes it, chat formatting and answer prefix included.
 
     Args:
@@ -66,7 +66,7 @@ class Stream:
 
 
 def largest(
-    make: Callable[[int], Draft],
+    make: Callable[[int], RulerPrompt],
     stream: Stream,
     step: int,
     budget: int,
@@ -99,7 +99,9 @@ def largest(
     return step if best is None else best
 
 
-def fitting(make: Callable[[int], Draft], stream: Stream, units: int, step: int, budget: int) -> tuple[Draft, int]:
+def fitting(
+    make: Callable[[int], RulerPrompt], stream: Stream, units: int, step: int, budget: int
+) -> tuple[RulerPrompt, int]:
     """Make a prompt with `units` units; while one is too long, draw it anew with `step` units fewer.
 
     `make` may raise ValueError if there are too few units. The result is the prompt, and its length in tokens together

@@ -17,7 +17,7 @@ from kvbench.tasks.ruler.counting import CommonWords, FrequentWords, Tracking
 from kvbench.tasks.ruler.documents import Documents
 from kvbench.tasks.ruler.frame import CHAT, KINDS
 from kvbench.tasks.ruler.needles import Needles
-from kvbench.tasks.ruler.stream import SEED, Draft, Stream
+from kvbench.tasks.ruler.stream import SEED, RulerPrompt, Stream
 from kvbench.util.requirements import Package
 from kvbench.util.schema import MOST, bounded
 
@@ -30,7 +30,7 @@ SHORTEST = 512
 class Generator(Protocol):
     """A generator of one task's prompts at one length."""
 
-    def next(self) -> tuple[Draft, int]:
+    def next(self) -> tuple[RulerPrompt, int]:
         """Make the next sample's prompt; return it with its number of tokens, answer included."""
         ...
 
@@ -81,7 +81,7 @@ class Ruler(TokenTask):
     )
 
     def __post_init__(self) -> None:
-        self._drafts: dict[tuple[str, int], tuple[Generator, list[tuple[Draft, int]]]] = {}
+        self._drafts: dict[tuple[str, int], tuple[Generator, list[tuple[RulerPrompt, int]]]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ class Ruler(TokenTask):
         kind, chat = KINDS[name], CHAT[self.template]
         stream = Stream(lambda text: len(self.tokenizer.tokenize(text)), length, self.seed)
         if kind.generator == "niah":
-            pairs = texts.pairs() if kind.key == "words" else ()
+            pairs = texts.word_pairs() if kind.key == "words" else ()
             if kind.haystack != "essay":
                 return Needles(kind, stream, chat, pairs)
             return Needles(kind, stream, chat, pairs, self._text, texts.splitter(self.sentences))
@@ -190,7 +190,7 @@ class Ruler(TokenTask):
             return Tracking(kind, stream, chat)
         if kind.generator == "cwe":
             more = texts.english_words(self.english_words) if self.english_words else ()
-            return CommonWords(kind, stream, chat, texts.listed(stream), more)
+            return CommonWords(kind, stream, chat, texts.shuffled_words(stream), more)
         if kind.generator == "fwe":
             return FrequentWords(kind, stream, chat)
         return Documents(kind, stream, chat, *(self._squad if kind.questions == "squad" else self._hotpotqa))
@@ -200,11 +200,11 @@ class Ruler(TokenTask):
         return texts.essays(self.haystack, self.essays)
 
     @cached_property
-    def _squad(self) -> tuple[list[str], list[texts.Question]]:
+    def _squad(self) -> tuple[list[str], list[texts.RulerQuestion]]:
         return texts.squad(self.squad, self.squad_source)
 
     @cached_property
-    def _hotpotqa(self) -> tuple[list[str], list[texts.Question]]:
+    def _hotpotqa(self) -> tuple[list[str], list[texts.RulerQuestion]]:
         return texts.hotpotqa(self.hotpotqa, self.hotpotqa_source)
 
     def _checksums(self) -> dict[str, str]:
@@ -218,7 +218,7 @@ class Ruler(TokenTask):
                 documents, questions = getattr(self, loaded)
                 sums[key] = hashlib.sha256(repr((documents, questions)).encode()).hexdigest()
         if self.english_words and "cwe" in self.names:
-            sums["english_words"] = texts.checksum(texts.english_words(self.english_words))
+            sums["english_words"] = texts.words_checksum(texts.english_words(self.english_words))
         return sums
 
     def identity(self) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class Ruler(TokenTask):
         for (name, length), (_, drafts) in self._drafts.items():
             chosen = drafts[: self.limit]
             if len(chosen) == self.limit:
-                prompts[f"{name}@{length}"] = checksum([draft.prompt for draft, _ in chosen])
+                prompts[f"{name}@{length}"] = prompts_checksum([draft.prompt for draft, _ in chosen])
                 tokens[f"{name}@{length}"] = sum(count for _, count in chosen) / len(chosen)
         return {
             "prompts_sha256": prompts,
@@ -260,6 +260,6 @@ class Ruler(TokenTask):
         return {"score": match(prediction, sample.answers)}
 
 
-def checksum(prompts: list[str]) -> str:
+def prompts_checksum(prompts: list[str]) -> str:
     """Return the SHA-256 of prompts, joined by line feeds."""
     return hashlib.sha256("\n".join(prompts).encode()).hexdigest()

@@ -29,7 +29,7 @@ VERSION = "3.0.1"
 
 
 @cache
-def words(kind: str) -> tuple[str, ...]:
+def word_list(kind: str) -> tuple[str, ...]:
     """Return the words of one list of wonderwords: ``noun``, ``adjective`` or ``verb``.
 
     Raises:
@@ -85,19 +85,19 @@ class Pairs(Sequence[str]):
 
 
 @cache
-def pairs() -> Pairs:
+def word_pairs() -> Pairs:
     """Return all pairs ``adjective-noun`` of wonderwords, sorted, each once: about 6.2 million."""
-    return Pairs(words("adjective"), words("noun"))
+    return Pairs(word_list("adjective"), word_list("noun"))
 
 
-def listed(stream: Stream) -> list[str]:
+def shuffled_words(stream: Stream) -> list[str]:
     """Return all nouns, adjectives and verbs, each once, shuffled."""
-    every = sorted({*words("noun"), *words("adjective"), *words("verb")})
+    every = sorted({*word_list("noun"), *word_list("adjective"), *word_list("verb")})
     stream.shuffle(every)
     return every
 
 
-def checksum(lines: Sequence[str]) -> str:
+def words_checksum(lines: Sequence[str]) -> str:
     """Return the SHA-256 of a list of words, joined by line feeds."""
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -107,7 +107,7 @@ _END = re.compile(r"""(?<=[.!?])["'”’)\]]*\s+""")
 
 
 @dataclass(frozen=True)
-class Question:
+class RulerQuestion:
     """One question with its documents.
 
     Args:
@@ -129,7 +129,7 @@ def essays(path: str | None, source: HubSource) -> str:
     are the field ``text`` of its records, joined by blanks.
     """
     if path is None:
-        file = data.find(source, "train", None, "dataset ruler", remedy=_remedy("haystack", "TEXT_FILE"))
+        file = data.find_records(source, "train", None, "dataset ruler", remedy=_remedy("haystack", "TEXT_FILE"))
         text = " ".join(str(record["text"]) for record in data.read_records(file, ("text",)))
     else:
         found = Found(_file(path, "dataset.haystack"))
@@ -143,7 +143,7 @@ def essays(path: str | None, source: HubSource) -> str:
     return text
 
 
-def squad(path: str | None, source: HubSource) -> tuple[list[str], list[Question]]:
+def squad(path: str | None, source: HubSource) -> tuple[list[str], list[RulerQuestion]]:
     """Return the documents and the answerable questions of SQuAD 2.0's dev split, in the order of its file.
 
     The file is the authors' dev-v2.0.json, or has records with the fields of the hub's file.
@@ -158,7 +158,7 @@ def squad(path: str | None, source: HubSource) -> tuple[list[str], list[Question
         if index[context] not in contexts:
             contexts.append(index[context])
     questions = [
-        Question(text, answers, (index[context],), tuple(i for i in articles[title] if i != index[context]))
+        RulerQuestion(text, answers, (index[context],), tuple(i for i in articles[title] if i != index[context]))
         for context, title, text, answers in rows
         if answers
     ]
@@ -187,7 +187,7 @@ def _squad_rows(path: str | None, source: HubSource) -> list[tuple[str, str, str
                 ]
         file = Found(place)
     else:
-        file = data.find(source, "validation", None, "dataset ruler", remedy=_remedy("squad", "dev-v2.0.json"))
+        file = data.find_records(source, "validation", None, "dataset ruler", remedy=_remedy("squad", "dev-v2.0.json"))
     fields = ("context", "title", "question", "answers")
     return [
         (record["context"], record["title"], record["question"], tuple(record["answers"]["text"]))
@@ -195,7 +195,7 @@ def _squad_rows(path: str | None, source: HubSource) -> list[tuple[str, str, str
     ]
 
 
-def hotpotqa(path: str | None, source: HubSource) -> tuple[list[str], list[Question]]:
+def hotpotqa(path: str | None, source: HubSource) -> tuple[list[str], list[RulerQuestion]]:
     """Return the documents and the questions of HotpotQA's dev split (distractor), in the order of its file.
 
     The file is the authors' hotpot_dev_distractor_v1.json, or has records with the fields of the hub's file.
@@ -204,7 +204,7 @@ def hotpotqa(path: str | None, source: HubSource) -> tuple[list[str], list[Quest
         file = Found(_file(path, "dataset.hotpotqa"))
     else:
         remedy = _remedy("hotpotqa", "hotpot_dev_distractor_v1.json")
-        file = data.find(source, "validation", None, "dataset ruler", remedy=remedy)
+        file = data.find_records(source, "validation", None, "dataset ruler", remedy=remedy)
     rows: list[tuple[str, str, list[str]]] = []
     with _laid_out(path or str(source.hub_id), "HotpotQA's dev split (distractor)"):
         for record in data.read_records(file, ("question", "answer", "context")):
@@ -216,7 +216,9 @@ def hotpotqa(path: str | None, source: HubSource) -> tuple[list[str], list[Quest
         raise DataError(f"dataset ruler: {path or source.hub_id} has no questions.")
     documents = sorted({document for *_, own in rows for document in own})
     index = {document: i for i, document in enumerate(documents)}
-    questions = [Question(text, (answer,), tuple(index[document] for document in own)) for text, answer, own in rows]
+    questions = [
+        RulerQuestion(text, (answer,), tuple(index[document] for document in own)) for text, answer, own in rows
+    ]
     return documents, questions
 
 

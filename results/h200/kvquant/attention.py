@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from kvbench.attention.codebook import decode
-from kvbench.attention.codebook.config import kernel
+from kvbench.attention.codebook.config import codebook_kernel
 from kvbench.attention.phases import Work, looked_up
-from kvbench.attention.rope.tables import Rope, tables
-from kvbench.attention.synthetic import error
+from kvbench.attention.rope.tables import Rope, rotation_tables
+from kvbench.attention.synthetic import relative_error
 from kvbench.bench import clock, report
 from kvbench.cache.segments.codebook import NuqFormat, NuqSegment
 
@@ -70,7 +70,7 @@ def layer(heads: int, bits: int, tokens: int, seed: int) -> tuple[Work, NuqSegme
     counts = [[(0, 0, tokens)]]
     table = torch.tensor(counts, dtype=torch.int32, device=device)
     work = Work([(looked_up(keys), looked_up(values))], table, counts, heads, CHANNELS, CHANNELS, tokens)
-    fine, near, coarse = tables(rotated, CHANNELS, device, tokens)
+    fine, near, coarse = rotation_tables(rotated, CHANNELS, device, tokens)
     work.rope = Rope(torch.zeros(1, dtype=torch.int32, device=device), fine, near, coarse)
     return work, keys, values
 
@@ -96,7 +96,7 @@ def measured(shape: str, bits: int, tokens: int) -> dict[str, Any]:
     work, keys, values = layers[0]
     out = decode.attend(query, work, SCALING)
     time = clock.replayed([partial(decode.attend, query, work, SCALING) for work, _, _ in layers], 0.1)
-    compiled = kernel(decode.configured(query, work), 0)
+    compiled = codebook_kernel(decode.configured(query, work), 0)
     return {
         "shape": shape,
         "bits": bits,
@@ -104,7 +104,7 @@ def measured(shape: str, bits: int, tokens: int) -> dict[str, Any]:
         "us": time.us,
         "p10": time.p10,
         "p90": time.p90,
-        "error": error(out[:, :, :group], exact(query, keys, values, group)),
+        "error": relative_error(out[:, :, :group], exact(query, keys, values, group)),
         "same_bits_again": bool(torch.equal(out, decode.attend(query, work, SCALING))),
         "registers": compiled.registers,
         "spilled": compiled.spilled,
@@ -122,7 +122,7 @@ def main() -> None:
     for point in POINTS:
         content["rows"].append(measured(*point))
         print(content["rows"][-1], flush=True)
-        report.write(out, content)
+        report.write_json(out, content)
         torch.cuda.empty_cache()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.decoding.forced import Forced
 from kvbench.decoding.graphs import Captured
 from kvbench.decoding.passes import prefill
@@ -58,7 +58,7 @@ def llama2_7b(layers: int) -> Any:
 
 def seconds(model: Any, setting: str, rows: int, width: int, device: torch.device, chunk: Any) -> Any:
     """Return the seconds of one batch of random windows, its likelihood per token, and the attention path."""
-    method = parse(setting).load()
+    method = parse_setting(setting).load()
     ids = torch.randint(3, 32000, (rows, width), generator=torch.Generator().manual_seed(width)).to(device)
     cache = method.new_cache(model, max_length=width)
     torch.cuda.synchronize()
@@ -71,7 +71,7 @@ def step_seconds(
     model: Any, setting: str, rows: int, place: int, steps: int, device: torch.device, compile: bool
 ) -> Any:
     """Return the seconds of a captured step after `place` tokens, its likelihood per token, and the attention path."""
-    method = parse(setting).load()
+    method = parse_setting(setting).load()
     width = place + 2 * steps
     ids = torch.randint(3, 32000, (rows, width), generator=torch.Generator().manual_seed(width)).to(device)
     cache = method.new_cache(model, max_length=width)

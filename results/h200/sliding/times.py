@@ -19,7 +19,7 @@ import torch
 from transformers import MistralConfig
 
 from kvbench.bench import report
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.decoding.sampling import Sampling
 from kvbench.measure.random_fill import go_on
 from kvbench.parallel.spread import random_spread
@@ -28,7 +28,7 @@ from kvbench.parallel.spread import random_spread
 def measured(model: Any, setting: str, window: int | None, context: int, graphs: Any, steps: int) -> dict[str, Any]:
     """Return figures of steps after `context` random tokens, with a sliding window of all layers or none."""
     model.config.sliding_window = window
-    method = parse(setting).load()
+    method = parse_setting(setting).load()
     cache = method.new_cache(model, None, max_length=context + steps + 16)
     generation = go_on(model, cache, 1, context, max_new_tokens=steps, sampling=Sampling(), graphs=graphs)
     method.detach(model)

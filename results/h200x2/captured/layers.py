@@ -22,10 +22,10 @@ from typing import Any
 import torch
 import yaml
 
-from experiments.kernels.greedy import load
+from experiments.kernels.greedy import load_on_device
 from kvbench.bench import report
 from kvbench.cache.options import Options
-from kvbench.config.setting import parse
+from kvbench.config.setting import parse_setting
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.sampling import Sampling
 from kvbench.measure.random_fill import go_on
@@ -81,7 +81,7 @@ def first_difference(one: list[int], two: list[int]) -> int | None:
 
 def measured(model: Any, setting: str, compile: bool, tokens: int, steps: int) -> tuple[dict[str, Any], list[int]]:
     """Return figures of captured steps after `tokens` random tokens, and the new tokens."""
-    method = parse(setting.replace(" ", ":")).load()
+    method = parse_setting(setting.replace(" ", ":")).load()
     cache = method.new_cache(model, None, max_length=tokens + steps + 16)
     generation = go_on(
         model, cache, 1, tokens, max_new_tokens=steps, sampling=Sampling(), graphs="always", compile=compile
@@ -141,7 +141,7 @@ def answer(model: Any, name: str, new: int = 160) -> Any:
 
 def tiny(record: Record) -> None:
     """Compare answers of the bundled model in bf16."""
-    one = load("tiny", "cuda:0")[0]
+    one = load_on_device("tiny", "cuda:0")[0]
     two = deepcopy(one)
     where = balanced(two, GPUS)
     for part, device in where.items():

@@ -15,11 +15,11 @@ from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError, ModelError
 from kvbench.linear.int4 import dequantized, unpacked
 from kvbench.models import by_name, int4
-from kvbench.models.load import LoadedModel, load
+from kvbench.models.load import LoadedModel, load_model
 from kvbench.models.locate import Source
 from kvbench.models.quantized.loading import round_model
 from kvbench.models.quantized.plan import plan_of
-from kvbench.models.quantized.rounding import rounded
+from kvbench.models.quantized.rounding import round_weights
 from kvbench.models.spec import ModelConfig
 from kvbench.parallel.spread import pretrained_spread
 from kvbench.util.schema import build
@@ -36,7 +36,7 @@ def config(name: Any, **changes: Any) -> ModelConfig:
 
 
 def loaded(name: Any, **changes: Any) -> LoadedModel:
-    return load(config(name, **changes), CPU)
+    return load_model(config(name, **changes), CPU)
 
 
 def matches(model: Any, weights: dict[str, torch.Tensor]) -> None:
@@ -178,7 +178,7 @@ def test_weights_in_4_bits_are_not_rounded_again(tmp_path) -> None:
     with pytest.raises(ConfigError, match="already quantized") as refusal:
         config(tmp_path, weights="int4")
     assert "model.weights=pretrained" in str(refusal.value)
-    assert load(config(tmp_path, weights="random_int4"), CPU).random_weights  # its config.json is enough
+    assert load_model(config(tmp_path, weights="random_int4"), CPU).random_weights  # its config.json is enough
 
 
 @pytest.mark.parametrize(("weights", "head"), [("int4", False), ("int4_all", True)])
@@ -189,7 +189,7 @@ def test_a_checkpoint_is_rounded_while_it_is_loaded(weights, head) -> None:
     assert len(layers) == 7 * 8 + head
     assert model.parameters == sum(p.numel() for p in exact.parameters())
     for name in ("model.layers.0.self_attn.q_proj", "model.layers.7.mlp.down_proj", *(("lm_head",) if head else ())):
-        codes = rounded(exact.get_submodule(name).weight, name, "")
+        codes = round_weights(exact.get_submodule(name).weight, name, "")
         assert all(map(torch.equal, unpacked(layers[name].int4), codes))
     assert torch.equal(model.model.get_input_embeddings().weight, exact.get_input_embeddings().weight)
     assert int4.own_bytes(model.model) < 0.4 * int4.own_bytes(exact)
@@ -217,7 +217,7 @@ def test_weights_that_are_not_finite_are_refused(value) -> None:
     weight = torch.ones(4, 64)
     weight[3, 40] = value
     with pytest.raises(ModelError, match="layer head: its weights contain NaN or Inf"):
-        rounded(weight, "head", "")
+        round_weights(weight, "head", "")
 
 
 def test_random_weights_are_rounded_too() -> None:
@@ -264,10 +264,10 @@ def test_the_hooks_that_move_inputs_move_to_the_layer_that_replaces_theirs() -> 
 def test_a_gpu_has_the_same_weights_as_a_cpu(tmp_path) -> None:
     gpu = RuntimeConfig(device="cuda")
     weights = packer.checkpoint(tmp_path / "m", "awq", shards=2)
-    model = load(config(tmp_path / "m", dtype="bfloat16"), gpu).model
+    model = load_model(config(tmp_path / "m", dtype="bfloat16"), gpu).model
     for name, layer in int4.own_layers(model).items():
         assert layer.int4.codes.is_cuda
         assert torch.equal(dequantized(layer.int4, torch.float32).cpu(), weights[name])
-    rounded_there = int4.own_layers(load(config("tiny", weights="int4_all"), gpu).model)
+    rounded_there = int4.own_layers(load_model(config("tiny", weights="int4_all"), gpu).model)
     for name, layer in int4.own_layers(loaded("tiny", weights="int4_all").model).items():
         assert all(map(torch.equal, unpacked(layer.int4), (x.cpu() for x in unpacked(rounded_there[name].int4))))

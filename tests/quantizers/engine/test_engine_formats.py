@@ -6,7 +6,7 @@ import torch
 from kvbench.errors import ConfigError
 from kvbench.quantizers.engine.base import TokenQuantizer
 from kvbench.quantizers.engine.build import build
-from kvbench.quantizers.engine.formats import FORMATS, EngineFormat, Layout, parse
+from kvbench.quantizers.engine.formats import FORMATS, EngineFormat, Layout, parse_engine_formats
 
 #: per format: its engine, bits of a code, bytes of each parameter of a group, and the channels of a group
 STORED = {
@@ -155,15 +155,15 @@ def test_a_refusal_names_the_formats_that_fit():
 
 
 def test_one_name_is_for_both_sides_and_two_are_for_keys_and_values():
-    assert parse("q5_0") == (FORMATS["q5_0"],) * 2
-    assert parse("q8_0/q4_0") == (FORMATS["q8_0"], FORMATS["q4_0"])
-    assert parse("octave_k3v3/octave_k3v3") == (FORMATS["octave_k3v3"],) * 2
+    assert parse_engine_formats("q5_0") == (FORMATS["q5_0"],) * 2
+    assert parse_engine_formats("q8_0/q4_0") == (FORMATS["q8_0"], FORMATS["q4_0"])
+    assert parse_engine_formats("octave_k3v3/octave_k3v3") == (FORMATS["octave_k3v3"],) * 2
 
 
 @pytest.mark.parametrize("text", ["octave_k3v4/q8_0", "q8_0/octave_k3v4", "octave_k3v4/octave_k3v3"])
 def test_octave_is_not_mixed_with_another_format(text):
     with pytest.raises(ConfigError, match=f"method.format={text}: mixes an octave format"):
-        parse(text)
+        parse_engine_formats(text)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_octave_is_not_mixed_with_another_format(text):
 )
 def test_unknown_names_are_refused_with_the_nearest_one(text, said, suggested):
     with pytest.raises(ConfigError, match=said) as raised:
-        parse(text)
+        parse_engine_formats(text)
     message = str(raised.value)
     assert all(name in message for name in FORMATS) and "q8_0/q4_0" in raised.value.hint
     assert (suggested in message) if suggested else "did you mean" not in message
@@ -188,7 +188,7 @@ def test_unknown_names_are_refused_with_the_nearest_one(text, said, suggested):
 
 def test_a_refusal_names_the_key_under_which_the_format_was_given():
     with pytest.raises(ConfigError, match=r"method\.layers=q7: is not a format"):
-        parse("q7", "method.layers")
+        parse_engine_formats("q7", "method.layers")
 
 
 #: the quantizers by format, as they show themselves

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from kvbench.errors import NonFiniteError
-from kvbench.quantizers.engine.vllm import Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead, fold, unfold
+from kvbench.quantizers.engine.vllm import (
+    Fp8,
+    Fp8PerTokenHead,
+    Int4PerTokenHead,
+    Int8PerTokenHead,
+    fold_zero_point,
+    unfold,
+)
 from tests.quantizers.engine.golden import array, same
 
 
@@ -45,7 +52,7 @@ def test_a_positive_group_saturates_because_its_zero_point_is_clamped():
 
 def test_a_zero_point_is_folded_into_a_scale_and_taken_out_again():
     scale, zero = torch.tensor([1.0, 0.3, 7e-7]), torch.tensor([0, 15, 9], dtype=torch.int32)
-    cleared, found = unfold(fold(scale, zero))
+    cleared, found = unfold(fold_zero_point(scale, zero))
     assert torch.equal(found, zero) and bool((cleared <= scale).all()) and torch.allclose(cleared, scale, rtol=2e-6)
 
 
