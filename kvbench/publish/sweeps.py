@@ -13,8 +13,8 @@ from typing import Any
 from kvbench.cli.report_page import reader
 from kvbench.cli.report_runs import results_above
 from kvbench.errors import KvbenchError
+from kvbench.loggers.wandb import SweepContent, log_sweep
 from kvbench.loggers.wandb_service import Service
-from kvbench.loggers.wandb_sweep import SweepContent, log_sweep
 from kvbench.page.data import Report
 from kvbench.page.page import html
 from kvbench.publish import table

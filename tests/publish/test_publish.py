@@ -57,7 +57,7 @@ def sent(monkeypatch):
 
     monkeypatch.setattr(Service, "start", start)
     monkeypatch.setattr("kvbench.loggers.wandb.log_files", lambda *_: None)
-    monkeypatch.setattr("kvbench.loggers.wandb_sweep.log_files", lambda *_: None)
+    monkeypatch.setattr("kvbench.loggers.wandb.log_files", lambda *_: None)
     return runs
 
 
