@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.errors import CacheError
-from kvbench.models.served import INSTEAD
+from kvbench.models.layer_types import INSTEAD
 
 #: names under which models hand the cap and the sinks to attention
 SOFTCAP, SINKS = "softcap", "s_aux"

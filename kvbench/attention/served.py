@@ -13,8 +13,8 @@ from transformers.generation import GenerationMode
 
 from kvbench.attention.logits import hands_over
 from kvbench.errors import CacheError, ModelError
+from kvbench.models.layer_types import INSTEAD, unserved
 from kvbench.models.layers import LayerKind, layer_kinds
-from kvbench.models.served import INSTEAD, unserved
 
 #: arguments that some models pass to attention and that kvbench's stores cannot serve
 UNSERVED = ("position_bias",)

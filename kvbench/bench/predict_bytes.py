@@ -15,8 +15,7 @@ from kvbench.methods.base import Method
 from kvbench.methods.byte_parts import KVBytes
 from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.load import load_method
-from kvbench.models.layer_types import ATTENDING, layer_types, state_bytes
-from kvbench.models.served import unserved
+from kvbench.models.layer_types import ATTENDING, layer_types, state_bytes, unserved
 from kvbench.profiling.shape import OTHERS, sliding_windows
 from kvbench.util.table import render_table, size
 

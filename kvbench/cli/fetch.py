@@ -19,8 +19,7 @@ from kvbench.config.prerequisites import check_path
 from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.hub.repository import HubError
 from kvbench.hub.transfer import amount
-from kvbench.models.download import announcement, fetched
-from kvbench.models.locate import locate, repository_of
+from kvbench.models.locate import announcement, fetched, locate, repository_of
 from kvbench.models.spec import ModelConfig
 from kvbench.retrieval.encoders import fetch_weights
 from kvbench.tasks import data, hub_files

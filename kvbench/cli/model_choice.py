@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.errors import ConfigError
 from kvbench.models import by_name
-from kvbench.models.labels import labelled
+from kvbench.models.by_name import labelled
 from kvbench.util.confdir import conf_dir, group_options, read_choice
 
 

@@ -11,8 +11,7 @@ from kvbench import tasks
 from kvbench.errors import DataError, ModelError
 from kvbench.hub.transfer import amount
 from kvbench.models import by_name
-from kvbench.models.download import planned
-from kvbench.models.locate import is_cached
+from kvbench.models.locate import is_cached, planned
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks import hub_files
 from kvbench.tasks.base import Task

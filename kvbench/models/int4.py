@@ -1,7 +1,7 @@
 """Linear layers with 4-bit weights, as a model's own weights or as additional ones for drafting.
 
-A model's own weights have 4 bits if its checkpoint is in 4 bits (:mod:`kvbench.models.quantized.unpack`), or if
-``model.weights`` asks for it (:mod:`kvbench.models.quantized.rounding`). QuantSpec drafts with 4-bit weights and
+A model's own weights have 4 bits if its checkpoint is in 4 bits (:mod:`kvbench.models.quantized.codes`), or if
+``model.weights`` asks for it (:mod:`kvbench.models.quantized.codes`). QuantSpec drafts with 4-bit weights and
 verifies with the model's own, so both stay in memory (Tiwari et al. 2025, sec. 4; the authors' code has 4-bit weights
 in the feed-forward layers only). All of them are multiplied by :mod:`kvbench.linear.int4`.
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kvbench.errors import ModelError
 from kvbench.linear.int4 import Int4Weight, pack, product
-from kvbench.models.quantized.rounding import round_weights
+from kvbench.models.quantized.codes import round_weights
 from kvbench.util.attachment import attached, attachment
 
 Which = Literal["ffn", "all"]
@@ -53,7 +53,7 @@ class Int4Linear(nn.Module):
     def rounded(cls, linear: nn.Linear, layer: str = "", remedy: str = REMEDY) -> Int4Linear:
         """Return a layer with the weights of `linear`, rounded to 4 bits; both layers share the bias.
 
-        Errors and arguments are those of :func:`kvbench.models.quantized.rounding.round_weights`.
+        Errors and arguments are those of :func:`kvbench.models.quantized.codes.round_weights`.
         """
         rows, columns = linear.weight.shape
         return cls(

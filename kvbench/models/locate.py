@@ -1,4 +1,4 @@
-"""Location of a model's weights, in under two seconds and without importing torch.
+"""Location of a model's weights without importing torch, in under two seconds, and their download from the hub.
 
 Without this check, an unreachable hub costs half a minute of retries per file. This module downloads no weights.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,9 +17,11 @@ from kvbench.errors import ModelError
 from kvbench.hub.ask import PROBE_SECONDS, ask
 from kvbench.hub.record import settle
 from kvbench.hub.repository import HubError, Repository
+from kvbench.hub.transfer import Plan, amount, fetch, plan
 from kvbench.models import checkpoint
 from kvbench.models.spec import ModelConfig
 from kvbench.util.confdir import group_options
+from kvbench.util.progress import say
 
 #: files that contain a repository's context length and chat template
 DESCRIPTION = ("config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
@@ -209,3 +213,61 @@ def remedies() -> str:
         "without a download) "
         "or model=tiny (bundled)"
     )
+
+
+#: patterns of the files other than weights that are needed to load a model
+SMALL = ("*.json", "*.model", "*.jinja", "*.txt", "*.py")
+
+
+def wanted(files: Sequence[str]) -> list[str]:
+    """Return the files of a repository that are needed to load a model: one copy of the weights, and all small files.
+
+    Weights in safetensors take precedence over pickled ones (``*.bin``). Files in subfolders, and the second copy of
+    the weights in files named ``consolidated*``, are left out, because only other libraries read them.
+    """
+    top = [name for name in files if "/" not in name]
+    weights = [name for name in top if name.endswith(".safetensors") and not name.startswith("consolidated")]
+    weights = weights or [name for name in top if fnmatch(name, "pytorch_model*.bin")]
+    return weights + [name for name in top if any(fnmatch(name, pattern) for pattern in SMALL)]
+
+
+def planned(model: ModelConfig) -> Plan:
+    """Return the files to download for a model, with their sizes on the hub.
+
+    Raises:
+        ModelError: the hub cannot be reached, or does not provide the repository.
+    """
+    try:
+        return plan(repository_of(model), wanted, "config.json")
+    except HubError as error:
+        raise missing_weights_error(model, error) from error
+
+
+def fetched(model: ModelConfig) -> Source:
+    """Download a model's weights unless they are on this machine already, and return where to load them from.
+
+    Raises:
+        ModelError: the weights are unavailable, or the download is incomplete.
+    """
+    source = locate(model)
+    if source.local:
+        return source
+    files = planned(model)
+    say(announcement(f"model {model.name}", files))
+    try:
+        folder = fetch(repository_of(model), files)
+    except HubError as error:
+        raise missing_weights_error(model, error) from error
+    if not is_cached(model):
+        raise ModelError(
+            f"model {model.name}: the download of {model.hub_id} is incomplete: weights are missing in {folder}.\n"
+            "  hint: run the same command again; it resumes where it stopped"
+        )
+    return Source(source.name, local=True, revision=source.revision)
+
+
+def announcement(what: str, files: Plan) -> str:
+    """Return the line that announces a download, for example of ``model llama2-7b``, and its size."""
+    count, here = len(files.missing), len(files.files) - len(files.missing)
+    already = f" ({here} of {len(files.files)} files are already on this machine)" if here else ""
+    return f"{what}: {count} file{'s' * (count != 1)}, {amount(files.missing_bytes)} to download{already}"

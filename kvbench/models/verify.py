@@ -8,8 +8,8 @@ from typing import Any
 
 from kvbench.errors import ModelError
 from kvbench.models.checkpoint import DamagedFile, check_files, layer_of, weight_files
+from kvbench.models.layer_types import unserved
 from kvbench.models.locate import Source
-from kvbench.models.served import unserved
 from kvbench.models.spec import ModelConfig
 from kvbench.util.progress import say
 

@@ -78,7 +78,7 @@ def random_spread(config: Any, dtype: torch.dtype, devices: Sequence[torch.devic
     Modules are initialised one by one on the first device, and each is then moved to its own device. So no device ever
     holds more than its own modules and one other module. The parameters depend on the seed and on the type of the first
     device, not on the number of devices. For the same seed, they differ from those of
-    :func:`kvbench.models.random_weights.random_model`, because that function draws more random numbers.
+    :func:`kvbench.models.load.random_model`, because that function draws more random numbers.
 
     Raises:
         ModelError: the model has no list of decoder layers.

@@ -15,8 +15,7 @@ from kvbench.errors import ModelError
 from kvbench.hub.record import note
 from kvbench.hub.repository import Repository
 from kvbench.methods.base import Method
-from kvbench.models.download import wanted
-from kvbench.models.locate import is_cached, repository_of
+from kvbench.models.locate import is_cached, repository_of, wanted
 from kvbench.models.spec import ModelConfig
 from kvbench.results.store import RunStore
 from kvbench.tasks.base import Task

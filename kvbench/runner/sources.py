@@ -66,9 +66,7 @@ SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "model": (
         ("kvbench.models",),
-        tuple(
-            f"kvbench.models.{name}" for name in ("devices", "labels", "locate", "served", "shared", "tiny", "verify")
-        ),
+        tuple(f"kvbench.models.{name}" for name in ("devices", "locate", "shared", "tiny", "verify")),
     ),
     # fast paths on a GPU; a run on a CPU does not depend on them
     "kernels": (

@@ -17,7 +17,7 @@ from kvbench.bench import points
 from kvbench.measure import capacity
 from kvbench.measure.meter import How, Meter
 from kvbench.methods.load import load_method
-from kvbench.models.random_weights import byte_tokenizer
+from kvbench.models.load import byte_tokenizer
 from kvbench.tasks.efficiency import Efficiency
 from tests.results.test_replicates import process
 from tests.zoo import model

@@ -15,7 +15,7 @@ from kvbench.config.setting import parse_setting
 from kvbench.decoding.passes import forward, prefill
 from kvbench.decoding.perplexity import PASS, decode_nll, exact_chunk, forward_nll, pass_tokens, simulated_nll
 from kvbench.errors import ConfigError
-from kvbench.models.random_weights import hf_config, random_model
+from kvbench.models.load import hf_config, random_model
 from kvbench.models.spec import ModelConfig
 from kvbench.runner.perplexity import check_mode
 from kvbench.runner.run import answer_run

@@ -19,7 +19,7 @@ from kvbench.loggers.csv import flat_row
 from kvbench.measure.meter import How, Meter
 from kvbench.measure.point_figures import predicted_figures, time_figures, weight_bytes
 from kvbench.methods.load import load_method
-from kvbench.models.random_weights import byte_tokenizer
+from kvbench.models.load import byte_tokenizer
 from kvbench.results import tables
 from kvbench.results.store import RunStore
 from kvbench.runner.run import answer_run

@@ -12,7 +12,7 @@ from kvbench.cache.options import Options
 from kvbench.decoding.autoregressive import Generation
 from kvbench.measure import meter as module
 from kvbench.measure.meter import How, Meter, Watch, fresh_search
-from kvbench.models.random_weights import byte_tokenizer
+from kvbench.models.load import byte_tokenizer
 from kvbench.profiling.energy import Reading, used
 
 CPU = torch.device("cpu")

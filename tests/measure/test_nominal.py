@@ -9,7 +9,7 @@ from kvbench.config.setting import parse_setting
 from kvbench.measure.capacity import _stored
 from kvbench.measure.meter import How, Meter
 from kvbench.measure.point_figures import nominal_bits
-from kvbench.models.random_weights import byte_tokenizer
+from kvbench.models.load import byte_tokenizer
 from tests.zoo import model, padded_batch
 
 

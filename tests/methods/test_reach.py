@@ -9,7 +9,7 @@ import torch
 
 from kvbench.errors import ConfigError
 from kvbench.methods import load_method
-from kvbench.models.random_weights import hf_config, random_model
+from kvbench.models.load import hf_config, random_model
 from kvbench.models.spec import ModelConfig
 from kvbench.util.schema import build
 from tests.run_support import ARCHITECTURE

@@ -16,8 +16,7 @@ from kvbench.config.run_options import RuntimeConfig
 from kvbench.errors import ConfigError
 from kvbench.methods import load_method
 from kvbench.models import arithmetic
-from kvbench.models.load import load_model
-from kvbench.models.random_weights import byte_tokenizer
+from kvbench.models.load import byte_tokenizer, load_model
 from kvbench.models.spec import ModelConfig
 from kvbench.util.schema import build
 from tests import zoo

@@ -17,7 +17,7 @@ from kvbench.cli.main import main
 from kvbench.config.run_config import checked_config
 from kvbench.errors import ConfigError
 from kvbench.models import by_name
-from kvbench.models.random_weights import byte_tokenizer, random_model
+from kvbench.models.load import byte_tokenizer, random_model
 from kvbench.results.identity import identity, run_id
 from kvbench.runner.resolve import settled
 from kvbench.util.confdir import group_options

@@ -12,9 +12,8 @@ from transformers import GPTNeoXConfig, Lfm2Config, LlamaConfig
 from kvbench.errors import ModelError
 from kvbench.models import checkpoint
 from kvbench.models.checkpoint import DamagedFile, context, has_chat_template, layer_of, longest
-from kvbench.models.download import announcement, wanted
 from kvbench.models.load import Shape, shape_of
-from kvbench.models.locate import Source
+from kvbench.models.locate import Source, announcement, wanted
 from kvbench.models.spec import ModelConfig
 from kvbench.models.verify import check_complete, check_served, check_vocabulary, unloadable_error
 

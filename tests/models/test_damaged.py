@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError, KvbenchError, ModelError
-from kvbench.models.load import load_model
-from kvbench.models.random_weights import byte_tokenizer, random_model
+from kvbench.models.load import byte_tokenizer, load_model, random_model
 from kvbench.models.spec import ModelConfig
 
 CPU = RuntimeConfig(device="cpu")

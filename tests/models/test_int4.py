@@ -6,7 +6,7 @@ from torch import nn
 
 from kvbench.errors import ModelError
 from kvbench.models import int4
-from kvbench.models.quantized.rounding import round_weights
+from kvbench.models.quantized.codes import round_weights
 from tests import zoo
 
 

@@ -16,9 +16,8 @@ from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError, ModelError
 from kvbench.hub import ask as asking
 from kvbench.hub.ask import Answer
-from kvbench.models.load import load_model, resolve_device, shape_of
+from kvbench.models.load import byte_tokenizer, hf_config, load_model, random_model, resolve_device, shape_of
 from kvbench.models.locate import locate
-from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig, local_folder
 from kvbench.profiling.roofline import Shape
 from kvbench.util.confdir import group_options

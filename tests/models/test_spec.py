@@ -10,7 +10,7 @@ import pytest
 
 from kvbench.errors import ConfigError
 from kvbench.models import spec
-from kvbench.models.served import unserved
+from kvbench.models.layer_types import unserved
 from kvbench.models.spec import Architecture, ModelConfig, is_repository, local_folder, without_secrets
 
 SIZES: dict[str, Any] = {

@@ -15,8 +15,7 @@ import kvbench
 from kvbench.cache import Prompts
 from kvbench.decoding import generate
 from kvbench.errors import ConfigError
-from kvbench.models.load import load_model
-from kvbench.models.random_weights import hf_config
+from kvbench.models.load import hf_config, load_model
 from kvbench.models.spec import ModelConfig
 from kvbench.parallel.spread import Carrier, balanced, connect, moving, pretrained_spread, random_spread
 from kvbench.util.attachment import placement

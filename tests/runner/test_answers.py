@@ -13,7 +13,7 @@ from kvbench.cache.options import Options
 from kvbench.decoding.autoregressive import Generation
 from kvbench.decoding.round_times import Round
 from kvbench.decoding.sampling import Sampling
-from kvbench.models.random_weights import byte_tokenizer
+from kvbench.models.load import byte_tokenizer
 from kvbench.profiling.memory import PhasePeaks
 from kvbench.results.samples import MEASURED
 from kvbench.runner import answers

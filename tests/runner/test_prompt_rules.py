@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvbench.errors import DataError, ModelError
-from kvbench.models.random_weights import byte_tokenizer
+from kvbench.models.load import byte_tokenizer
 from kvbench.runner.prompting import EncodedPrompt, answer_ids, encode_prompt, end_ids, pad, prompt_limit, wrapper
 from kvbench.tasks.base import PromptRules, Sample
 

@@ -7,7 +7,7 @@ import string
 import pytest
 
 from kvbench.errors import DataError, ModelError
-from kvbench.models.random_weights import byte_tokenizer
+from kvbench.models.load import byte_tokenizer
 from kvbench.runner.prompting import encode_prompt, longbench_cut, pad, prompt_limit, wrapper
 from kvbench.tasks.base import PromptRules, Sample
 

@@ -12,7 +12,7 @@ from kvbench.cache.options import Options
 from kvbench.decoding.autoregressive import Generation
 from kvbench.decoding.round_times import Round
 from kvbench.decoding.sampling import Sampling
-from kvbench.models.random_weights import byte_tokenizer
+from kvbench.models.load import byte_tokenizer
 from kvbench.results.samples import MEASURED
 from kvbench.runner import questions
 from kvbench.runner.prompting import sample_seed

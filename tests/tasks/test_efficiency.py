@@ -4,7 +4,7 @@ import pytest
 
 from kvbench.config.run_options import RuntimeConfig
 from kvbench.errors import ConfigError, DataError
-from kvbench.models.random_weights import byte_tokenizer
+from kvbench.models.load import byte_tokenizer
 from kvbench.tasks.efficiency import Efficiency, doubling, point_id
 from kvbench.tasks.filled import filled_prompts
 from kvbench.tasks.load import load

@@ -220,7 +220,7 @@ def test_samsums_rule_is_that_of_stock_generate(tokenizer) -> None:
 
     import kvbench
     from kvbench.decoding import generate
-    from kvbench.models.random_weights import hf_config, random_model
+    from kvbench.models.load import hf_config, random_model
     from kvbench.util.schema import build
     from tests.run_support import ARCHITECTURE
 

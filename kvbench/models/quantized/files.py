@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvbench.models.json_files import DamagedFile
-from kvbench.models.weight_files import tensor_names, tensor_types
+from kvbench.models.checkpoint import DamagedFile, tensor_names, tensor_types
 
 if TYPE_CHECKING:
     import torch

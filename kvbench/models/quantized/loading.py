@@ -20,10 +20,9 @@ from kvbench.errors import ModelError
 from kvbench.linear.int4 import pack
 from kvbench.models import int4
 from kvbench.models.int4 import Int4Linear
+from kvbench.models.quantized.codes import group_for, round_weights, unpacked
 from kvbench.models.quantized.files import Tensors
 from kvbench.models.quantized.formats import Format
-from kvbench.models.quantized.rounding import group_for, round_weights
-from kvbench.models.quantized.unpack import unpacked
 from kvbench.parallel.spread import device_of_module
 
 #: name under which transformers knows :class:`Replacer`

@@ -23,7 +23,7 @@ from kvbench.decoding.forced import Forced
 from kvbench.decoding.graphs import Captured
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.perplexity import decode_nll
-from kvbench.models.random_weights import random_model
+from kvbench.models.load import random_model
 
 #: number of tokens of WikiText-2's raw test set with Llama's tokenizer
 TOKENS = 341_469

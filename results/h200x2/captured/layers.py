@@ -30,7 +30,7 @@ from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.sampling import Sampling
 from kvbench.measure.random_fill import go_on
 from kvbench.methods import load_method
-from kvbench.models.random_weights import hf_config
+from kvbench.models.load import hf_config
 from kvbench.models.spec import ModelConfig
 from kvbench.parallel.spread import balanced, connect, random_spread
 from kvbench.util.confdir import conf_dir

@@ -17,9 +17,9 @@ from kvbench.linear.int4 import dequantized, unpacked
 from kvbench.models import by_name, int4
 from kvbench.models.load import LoadedModel, load_model
 from kvbench.models.locate import Source
+from kvbench.models.quantized.codes import round_weights
 from kvbench.models.quantized.loading import round_model
 from kvbench.models.quantized.plan import plan_of
-from kvbench.models.quantized.rounding import round_weights
 from kvbench.models.spec import ModelConfig
 from kvbench.parallel.spread import pretrained_spread
 from kvbench.util.schema import build
