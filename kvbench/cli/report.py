@@ -15,7 +15,7 @@ from typing import Any
 from kvbench.cli import report_page
 from kvbench.cli.report_runs import RUNS, Code, begun, find_run, marked
 from kvbench.errors import ConfigError, KvbenchError
-from kvbench.page.sweep import FollowedSweep
+from kvbench.page.data import FollowedSweep
 from kvbench.results import code as codes
 from kvbench.results import compare, ranking, record, ruler, sweeps, tables
 from kvbench.results.columns import LIST, RunLine, shown_columns

@@ -13,10 +13,9 @@ from kvbench.cli.report_runs import RUNS, Code, begun, find_run, marked, results
 from kvbench.config.command import changes, command
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.page import papers, server
-from kvbench.page.data import Report
-from kvbench.page.page import html
+from kvbench.page.data import FollowedSweep, Report
 from kvbench.page.runs import Entry
-from kvbench.page.sweep import FollowedSweep
+from kvbench.page.server import html
 from kvbench.results import sweeps
 from kvbench.results.store import RunStore, find_runs
 from kvbench.util import atomic

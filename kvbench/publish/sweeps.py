@@ -16,7 +16,7 @@ from kvbench.errors import KvbenchError
 from kvbench.loggers.wandb import SweepContent, log_sweep
 from kvbench.loggers.wandb_service import Service
 from kvbench.page.data import Report
-from kvbench.page.page import html
+from kvbench.page.server import html
 from kvbench.publish import table
 from kvbench.publish.runs import Outcome, as_asked, guarded
 from kvbench.results import deliveries

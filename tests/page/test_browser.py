@@ -12,15 +12,14 @@ from experiments.page.browser import chromium, missing
 from experiments.page.made import made_point, many, row, run_id, write_made_run
 from kvbench.cli import report
 from kvbench.cli.report_page import reader
-from kvbench.page.data import Report
-from kvbench.page.page import html
-from kvbench.page.sweep import FollowedSweep
+from kvbench.page.data import FollowedSweep, Report
+from kvbench.page.server import html
 from kvbench.results.store import find_runs
 from kvbench.results.sweeps import Sweep
-from tests.page.test_page import NASTY, compared
 from tests.page.test_papers import item
 from tests.page.test_papers import write as write_item
 from tests.page.test_server import serving
+from tests.page.test_server_page import NASTY, compared
 from tests.publish.sweep_support import put, write_sweep
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "a browser")]

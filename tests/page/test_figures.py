@@ -7,7 +7,7 @@ import pytest
 from experiments.page.made import made_point, row, run_id, write_made_run
 from kvbench.cli import report
 from kvbench.page.figures import largest
-from tests.page.test_page import compared
+from tests.page.test_server_page import compared
 
 
 @pytest.mark.slow

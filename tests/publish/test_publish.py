@@ -12,7 +12,7 @@ import pytest
 
 from experiments.page.made import row, run_id, write_made_run
 from kvbench.loggers.wandb_service import Service
-from kvbench.page.page import html
+from kvbench.page.server import html
 from kvbench.publish import table
 from kvbench.publish.command import main
 from kvbench.results.samples import encode_row

@@ -15,7 +15,7 @@ import pytest
 from experiments.page.made import config, metrics, row, run_id, write_made_run
 from kvbench.cli import report
 from kvbench.metrics import fidelity
-from kvbench.page import page
+from kvbench.page import server
 from kvbench.page.numbers import encoded, json_value, short_number, shorten_middle
 from kvbench.results.columns import UNFINISHED
 from tests.page.report_support import data_of
@@ -165,10 +165,10 @@ def test_nothing_is_loaded_and_only_the_own_script_may_run(built, tmp_path):
 
 
 def test_the_script_sets_texts_only_as_text():
-    names = {path.name for path in page._ASSETS.iterdir()}
-    assert names == {"page.html", *page.STYLES, *page.SCRIPTS}
-    for name in page.SCRIPTS:
-        source = (page._ASSETS / name).read_text(encoding="utf-8")
+    names = {path.name for path in server._ASSETS.iterdir()}
+    assert names == {"page.html", *server.STYLES, *server.SCRIPTS}
+    for name in server.SCRIPTS:
+        source = (server._ASSETS / name).read_text(encoding="utf-8")
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|</script", source
         )
