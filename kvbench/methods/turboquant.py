@@ -66,7 +66,7 @@ class TurboQuant(FormatMethod):
         nc_at: where a token's levels are normalised (norm correction). ``read``: by every reader (vLLM). ``write``:
             once, in the stored norm, which differs in one rounding. ``none``: not at all (the paper).
         qjl: True for the paper's inner-product quantizer: one bit less for the levels, and one bit per channel for a
-            sketch of the residual (:class:`~kvbench.quantizers.qjl.SketchQuantizer`). Requires ``nc_at=none``.
+            sketch of the residual (:class:`~kvbench.quantizers.turboquant.SketchQuantizer`). Requires ``nc_at=none``.
         boundary: number of layers at either end of the model that stay in full precision, but at most half of the
             layers (vLLM: 2; none in models that also have layers without softmax attention).
         rotation: rotations of keys and of values.
@@ -124,8 +124,7 @@ class TurboQuant(FormatMethod):
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
         """Return the quantizer of the keys or the values; the number of channels does not matter."""
         from kvbench.quantizers.engine.vllm import Fp8
-        from kvbench.quantizers.qjl import SketchQuantizer
-        from kvbench.quantizers.turboquant import LevelQuantizer, TruncatingQuantizer
+        from kvbench.quantizers.turboquant import LevelQuantizer, SketchQuantizer, TruncatingQuantizer
 
         key, value = self.bits
         if side == "value":
@@ -221,7 +220,7 @@ def random_rotation(channels: int, seed: int, device: str) -> Transform:
     """Return the transform by a random orthogonal matrix, which all layers on a device share."""
     import torch
 
-    from kvbench.quantizers.qjl import orthogonal
+    from kvbench.quantizers.turboquant import orthogonal
     from kvbench.rotation import Transform
 
     with torch.inference_mode(False):

@@ -10,8 +10,7 @@ from kvbench.attention.work import Format
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.engine.llamacpp import Q8_0, Signed
-from kvbench.quantizers.engine.nvfp4 import NVFP4
-from kvbench.quantizers.engine.vllm import Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead
+from kvbench.quantizers.engine.vllm import NVFP4, Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead
 
 #: quantizer of a format, and the format in heads of 64 channels
 FORMATS = [

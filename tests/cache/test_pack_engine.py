@@ -15,8 +15,7 @@ from kvbench.cache.segments.packed import PackedSegment  # noqa: E402
 from kvbench.cache.watch import Watch, uncached_message  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
 from kvbench.quantizers.engine.llamacpp import IQ4NL, Q8_0, Signed  # noqa: E402
-from kvbench.quantizers.engine.nvfp4 import NVFP4  # noqa: E402
-from kvbench.quantizers.engine.vllm import Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead  # noqa: E402
+from kvbench.quantizers.engine.vllm import NVFP4, Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead  # noqa: E402
 
 ALL = slice(None)
 FORMATS = [

@@ -9,8 +9,7 @@ interpreted()
 
 from kvbench.cache.kernels import engine  # noqa: E402
 from kvbench.quantizers.engine.vllm import Fp8  # noqa: E402
-from kvbench.quantizers.qjl import SketchQuantizer  # noqa: E402
-from kvbench.quantizers.turboquant import LevelQuantizer, TruncatingQuantizer  # noqa: E402
+from kvbench.quantizers.turboquant import LevelQuantizer, SketchQuantizer, TruncatingQuantizer  # noqa: E402
 
 ALL = slice(None)
 FORMATS = [

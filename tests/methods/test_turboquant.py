@@ -12,8 +12,7 @@ from kvbench.errors import ConfigError
 from kvbench.methods import load_method
 from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.turboquant import FORMATS, TurboQuant, is_hybrid
-from kvbench.quantizers.qjl import SketchQuantizer, orthogonal
-from kvbench.quantizers.turboquant import LevelQuantizer, TruncatingQuantizer, stored_codes
+from kvbench.quantizers.turboquant import LevelQuantizer, SketchQuantizer, TruncatingQuantizer, orthogonal, stored_codes
 from tests.zoo import feed, new_layer, random_kv
 
 #: bytes of a token's key and value in a head of 128 channels, in vLLM's slots

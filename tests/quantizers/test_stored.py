@@ -9,8 +9,7 @@ from kvbench.quantizers.engine.build import build
 from kvbench.quantizers.engine.formats import FORMATS
 from kvbench.quantizers.kvarn import KvarnQuantizer
 from kvbench.quantizers.oscar import OscarQuantizer
-from kvbench.quantizers.qjl import SketchQuantizer
-from kvbench.quantizers.turboquant import LevelQuantizer, TruncatingQuantizer
+from kvbench.quantizers.turboquant import LevelQuantizer, SketchQuantizer, TruncatingQuantizer
 from kvbench.quantizers.windowed import WindowedQuantizer
 
 QUANTIZERS = {

@@ -16,8 +16,7 @@ from kvbench.cache.kernels.jobs import Job, Packed, address_table, alone, plan
 from kvbench.cache.kernels.reads import ENGINES, HALVES, format_refusal
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.engine.llamacpp import Q8_0, Signed
-from kvbench.quantizers.engine.nvfp4 import NVFP4
-from kvbench.quantizers.engine.vllm import Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead
+from kvbench.quantizers.engine.vllm import NVFP4, Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead
 from kvbench.quantizers.turboquant import LevelQuantizer, TruncatingQuantizer, levels, midpoints
 
 #: rules of the kernels, by name (:attr:`Form.kind`)

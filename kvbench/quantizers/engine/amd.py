@@ -13,8 +13,7 @@ from torch import Tensor
 
 from kvbench.errors import ConfigError
 from kvbench.quantizers.affine import Parameter
-from kvbench.quantizers.engine.base import TokenQuantizer
-from kvbench.quantizers.engine.floats import E2M1, SIGN, from_e2m1
+from kvbench.quantizers.engine.base import E2M1, SIGN, TokenQuantizer, from_e2m1
 from kvbench.quantizers.packing import look_up
 
 #: bias of the exponent byte of a power of two

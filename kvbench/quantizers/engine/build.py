@@ -6,10 +6,9 @@ from kvbench.quantizers.engine.amd import UltraQuant, octave
 from kvbench.quantizers.engine.base import TokenQuantizer
 from kvbench.quantizers.engine.formats import EngineFormat
 from kvbench.quantizers.engine.llamacpp import IQ4NL, Q8_0, Ranged, Signed
-from kvbench.quantizers.engine.nvfp4 import NVFP4
 from kvbench.quantizers.engine.sglang import MXBlock16
 from kvbench.quantizers.engine.sglang import Ranged as ForkRanged
-from kvbench.quantizers.engine.vllm import Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead
+from kvbench.quantizers.engine.vllm import NVFP4, Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead
 from kvbench.quantizers.spec import Side
 
 

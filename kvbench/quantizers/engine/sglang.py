@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvbench.quantizers.engine.base import TokenQuantizer, quotient
-from kvbench.quantizers.engine.floats import from_e2m1, to_e2m1
+from kvbench.quantizers.engine.base import TokenQuantizer, from_e2m1, quotient, to_e2m1
 
 #: bias of the exponent byte of a power of two
 BIAS = 127

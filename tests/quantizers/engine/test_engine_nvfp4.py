@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvbench.quantizers.engine.nvfp4 import NVFP4
+from kvbench.quantizers.engine.vllm import NVFP4
 from tests.quantizers.engine.golden import DEQUANTIZED, array
 
 
