@@ -54,7 +54,7 @@ def run_unit(unit: str | Sequence[tuple[int, list[str]]], folder: Path, extra: P
 
 def _run_sharing_prefill(jobs: Sequence[tuple[int, list[str]]], folder: Path, extra: Path | None) -> str:
     """Run jobs that share a prefill (arguments as in :func:`run_unit`); return the status of the last one."""
-    from kvbench.runner.together import run_together
+    from kvbench.runner.shared_prefill import run_together
 
     configs: list[dict[str, Any]] = []
     places: list[tuple[int, list[str]]] = []
@@ -107,7 +107,7 @@ def _room(jobs: Sequence[Sequence[str]], extra: Path | None) -> Iterator[None]:
     from kvbench.models import shared
     from kvbench.models.devices import homes
     from kvbench.profiling.device import identity
-    from kvbench.runner.forecast import peak_bytes
+    from kvbench.runner.gate import peak_bytes
 
     needs: list[int | None] = []
     device: Any = None

@@ -30,9 +30,8 @@ from kvbench.runner.prompting import (
     prompt_limit,
     sample_seed,
 )
-from kvbench.runner.rows import Machine, head, row_bill
+from kvbench.runner.rows import Machine, Report, head, row_bill
 from kvbench.runner.scoring import finite, scored
-from kvbench.runner.strategy import Report
 from kvbench.tasks.base import Sample, Task
 
 
@@ -67,7 +66,7 @@ class Answers:
     options: Options
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Generate and score the answers of a batch; arguments as for :meth:`kvbench.runner.strategy.Strategy.rows`."""
+        """Generate and score the answers of a batch; arguments as for :meth:`kvbench.runner.rows.Strategy.rows`."""
         batch = self.batch(samples)
         return self.answered(batch, self.cache(batch), first=first)
 
@@ -96,7 +95,7 @@ class Answers:
 
         Args:
             cache: an empty cache for the prompts (:meth:`cache`).
-            first: True for the first batch of the session (:meth:`kvbench.runner.strategy.Strategy.rows`).
+            first: True for the first batch of the session (:meth:`kvbench.runner.rows.Strategy.rows`).
             prompt: the prompts, if they were read for several methods at once; None to read them now.
         """
         decoding, runtime, tokenizer = self.config.decoding, self.config.runtime, self.loaded.tokenizer

@@ -21,9 +21,8 @@ from kvbench.profiling.memory import PhasePeaks
 from kvbench.results.samples import MEASURED, Row
 from kvbench.runner.fidelity_batch import Passes, batch_of, work_of
 from kvbench.runner.full_precision import FullPrecision
-from kvbench.runner.rows import Machine, head, row_bill
+from kvbench.runner.rows import Machine, Report, head, row_bill
 from kvbench.runner.scoring import scored
-from kvbench.runner.strategy import Report
 from kvbench.tasks.base import Sample, Task
 from kvbench.tasks.work import CompareTokens
 
@@ -63,7 +62,7 @@ class Comparisons:
         return max(runtime.batch_size, min(WINDOWS, TOGETHER // longest))
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Compare the predictions for a batch. See :meth:`kvbench.runner.strategy.Strategy.rows`.
+        """Compare the predictions for a batch. See :meth:`kvbench.runner.rows.Strategy.rows`.
 
         Raises:
             ConfigError: a window of text is longer than the model's limit.

@@ -22,7 +22,7 @@ from kvbench.methods.fp16 import FP16
 from kvbench.models.load import LoadedModel
 from kvbench.runner.prompting import answer_ids, encode_prompt, own_limit, pad, prompt_limit
 from kvbench.runner.references import token_digest
-from kvbench.runner.strategy import Report
+from kvbench.runner.rows import Report
 from kvbench.tasks.base import Sample
 from kvbench.tasks.work import CompareTokens
 

@@ -25,8 +25,7 @@ from kvbench.runner import sources
 from kvbench.runner.fidelity_batch import FidelityBatch, Passes, work_of
 from kvbench.runner.prompting import end_ids
 from kvbench.runner.references import FOLDER, Reference, References
-from kvbench.runner.rows import Machine
-from kvbench.runner.strategy import Report
+from kvbench.runner.rows import Machine, Report
 from kvbench.tasks.base import Sample, Task
 from kvbench.tasks.fidelity import Fidelity
 from kvbench.tasks.work import CompareTokens

@@ -28,9 +28,8 @@ from kvbench.methods.bytes import kv_bytes
 from kvbench.models.load import LoadedModel, Shape
 from kvbench.profiling.memory import PhasePeaks, release
 from kvbench.results.samples import MEASURED, Row
-from kvbench.runner.rows import Machine, head, row_bill
+from kvbench.runner.rows import Machine, Report, head, row_bill
 from kvbench.runner.scoring import finite, scored
-from kvbench.runner.strategy import Report
 from kvbench.tasks.base import Sample, Task
 from kvbench.tasks.work import ScoreText
 from kvbench.util.failures import is_out_of_memory
@@ -175,7 +174,7 @@ class TextSpans:
         return self.loaded.layout != "tensor_parallel"
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Measure the likelihood of each text of a batch. See :meth:`kvbench.runner.strategy.Strategy.rows`.
+        """Measure the likelihood of each text of a batch. See :meth:`kvbench.runner.rows.Strategy.rows`.
 
         Raises:
             ConfigError: the method would have no effect in this mode or cannot run in it, or a text is longer than the

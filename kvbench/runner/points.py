@@ -13,9 +13,8 @@ from kvbench.methods.base import Method
 from kvbench.models.load import LoadedModel
 from kvbench.profiling.machine import machine_state
 from kvbench.results.samples import MEASURED, Row
-from kvbench.runner.rows import Machine, head
+from kvbench.runner.rows import Machine, Report, head
 from kvbench.runner.scoring import scored
-from kvbench.runner.strategy import Report
 from kvbench.tasks.base import Sample, Task
 from kvbench.tasks.efficiency import SETTINGS
 from kvbench.tasks.work import MeasurePoint
@@ -38,7 +37,7 @@ class Points:
     _meter: Meter | None = field(default=None, init=False)
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Measure the points one by one; arguments as for :meth:`kvbench.runner.strategy.Strategy.rows`."""
+        """Measure the points one by one; arguments as for :meth:`kvbench.runner.rows.Strategy.rows`."""
         return [self._row(sample) for sample in samples]
 
     def _row(self, sample: Sample) -> Row:

@@ -15,8 +15,7 @@ from kvbench.profiling.memory import PhasePeaks
 from kvbench.results.samples import MEASURED, Row
 from kvbench.runner.answers import answer_row, generation_figures
 from kvbench.runner.prompting import encode_prompt, pad, prompt_limit, sample_seed
-from kvbench.runner.rows import Machine, row_bill
-from kvbench.runner.strategy import Report
+from kvbench.runner.rows import Machine, Report, row_bill
 from kvbench.tasks.base import PromptRules, Sample, Task
 from kvbench.tasks.work import AskQuestions
 
@@ -35,7 +34,7 @@ class SharedTexts:
     options: Options
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Answer all questions of each sample; arguments as for :meth:`kvbench.runner.strategy.Strategy.rows`."""
+        """Answer all questions of each sample; arguments as for :meth:`kvbench.runner.rows.Strategy.rows`."""
         return [self._row(sample, first and not index) for index, sample in enumerate(samples)]
 
     def _row(self, sample: Sample, first: bool) -> Row:

@@ -19,7 +19,7 @@ from kvbench.results.samples import MEASURED, DiskError, Row
 from kvbench.results.store import RunStore
 from kvbench.runner import origins, ranks, remarks, resolve, stored, workers
 from kvbench.runner.batching import check_any, check_ids
-from kvbench.runner.forecast import check_fits
+from kvbench.runner.gate import check_fits
 from kvbench.runner.rerun import Rerun
 from kvbench.runner.run_state import RunState
 from kvbench.runner.scoring import rescored

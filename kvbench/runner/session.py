@@ -16,8 +16,7 @@ from kvbench.profiling.device import device_name
 from kvbench.results.environment import cpu_name
 from kvbench.results.samples import Row
 from kvbench.runner import batching
-from kvbench.runner.rows import Machine
-from kvbench.runner.strategy import Report, Strategy
+from kvbench.runner.rows import Machine, Report, Strategy
 from kvbench.tasks.base import Sample
 from kvbench.tasks.work import AskQuestions, CompareTokens, Generate, MeasurePoint, ScoreText, Work
 
@@ -96,7 +95,7 @@ class Session:
 
         Raises:
             ConfigError: there is no strategy for that kind of work.
-            Exception: any error of :meth:`kvbench.runner.strategy.Strategy.rows`.
+            Exception: any error of :meth:`kvbench.runner.rows.Strategy.rows`.
         """
         kind = type(samples[0].work)
         if kind not in self._strategies:

@@ -29,8 +29,8 @@ _SCORING = "kvbench.runner.scoring"
 
 #: modules of the runner that decide which samples run and what is recorded, but not the outputs
 _RECORDING = (
-    *("run", "run_state", "ranks", "remarks", "failures", "origins", "resolve", "sources", "modules"),
-    *("module_facts", "stored", "rerun", "scoring", "steps", "together", "gate", "forecast", "workers"),
+    *("run", "run_state", "ranks", "remarks", "origins", "resolve", "sources", "modules"),
+    *("module_facts", "stored", "rerun", "scoring", "steps", "gate", "workers"),
 )
 
 #: modules of decoding that serve captured steps alone, which only a GPU has

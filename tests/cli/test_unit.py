@@ -18,7 +18,7 @@ from kvbench.models import devices, shared
 from kvbench.profiling import device
 from kvbench.results import sweeps
 from kvbench.results.sweeps import Job
-from kvbench.runner import forecast, gate, together
+from kvbench.runner import gate, shared_prefill
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def grouped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(job, "composed", composed)
     monkeypatch.setattr(job, "failed", lambda plain, message, code: {"status": "error", "message": message})
-    monkeypatch.setattr(together, "run_together", run_together)
+    monkeypatch.setattr(shared_prefill, "run_together", run_together)
     monkeypatch.setattr(unit, "_room", room)
     monkeypatch.setattr(unit, "refresh", lambda folder: None)
     return seen
@@ -159,7 +159,7 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(gate, "per_gpu", lambda: 2)
     monkeypatch.setattr(gate, "entered", entered)
     monkeypatch.setattr(job, "configuration", configuration)
-    monkeypatch.setattr(forecast, "peak_bytes", lambda checked: checked.need)
+    monkeypatch.setattr(gate, "peak_bytes", lambda checked: checked.need)
     monkeypatch.setattr(devices, "homes", lambda runtime: ["cuda:0", "cuda:1"])
     monkeypatch.setattr(device, "identity", lambda home: ("card", 100) if home == "cuda:0" else None)
     monkeypatch.setattr(shared, "free", lambda: seen.append("free"))

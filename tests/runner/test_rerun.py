@@ -15,7 +15,7 @@ from kvbench.results.sweeps import TOKEN
 from kvbench.runner import sources
 from kvbench.runner.run import answer_run
 from kvbench.runner.session import Session
-from kvbench.runner.together import run_together
+from kvbench.runner.shared_prefill import run_together
 from tests.run_files import on_disk, store_of
 from tests.run_support import config
 

@@ -10,7 +10,7 @@ from kvbench.cli import job
 from kvbench.cli.launchers.units import Unit
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import KvbenchError
-from kvbench.runner import forecast
+from kvbench.runner import gate
 
 #: shares of a GPU are multiples of 1 / PARTS, so that Ray can add them up exactly
 PARTS = 20
@@ -65,7 +65,7 @@ def _gpus(configs: list[RunConfig | None], memory: Callable[[], int | None]) -> 
         return 0.0
     if len(known) != 1 or known[0].task.times_only or known[0].task.single_process or _workers(known[0]) > 1:
         return 1.0
-    predicted = forecast.peak_bytes(known[0])
+    predicted = gate.peak_bytes(known[0])
     total = memory() if predicted is not None else None
     if predicted is None or not total:
         return 1.0

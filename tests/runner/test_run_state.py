@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvbench.runner.failures import MAX_ERRORS, Failures, lost
+from kvbench.runner.run_state import MAX_ERRORS, Failures, lost
 
 
 def test_memory_that_ran_out_is_the_status_whatever_failed_before() -> None:

@@ -22,10 +22,10 @@ from kvbench.models.load import load_model
 from kvbench.models.spec import ModelConfig
 from kvbench.results.identity import run_id
 from kvbench.results.samples import MEASURED, DiskError, outputs
-from kvbench.runner import shared_prefill, together
+from kvbench.runner import shared_prefill
 from kvbench.runner.resolve import material
 from kvbench.runner.run import answer_run
-from kvbench.runner.together import run_sharing_refusal, run_together
+from kvbench.runner.shared_prefill import run_sharing_refusal, run_together
 from kvbench.util.schema import build
 from tests.run_files import store_of
 from tests.run_support import ARCHITECTURE, METHODS, config
@@ -301,7 +301,7 @@ def test_an_error_of_one_configuration_is_its_own_result(tmp_path: Path, monkeyp
         start("an-id")
         raise ValueError("bad data")
 
-    monkeypatch.setattr(together, "answer_run", single)
+    monkeypatch.setattr(shared_prefill, "answer_run", single)
     wrong = config(tmp_path, runtime={"batch_size": 0})
     results = run_together(
         [wrong, config(tmp_path)], lambda *said: begun.append(said), lambda place, result: ended.append(place)
