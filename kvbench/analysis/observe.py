@@ -24,7 +24,7 @@ from kvbench.attention import observe, reference
 from kvbench.attention.logits import logits_of
 from kvbench.attention.over_stores import step
 from kvbench.attention.register import mask, prompt, see_padding
-from kvbench.attention.rope import pre_rope
+from kvbench.attention.rope import rotary
 from kvbench.cache import KVCache
 from kvbench.cache.layer import Handle, KVLayer
 from kvbench.errors import CacheError
@@ -115,7 +115,7 @@ class Observation:
             CacheError: the batch has several rows or padding, or several tokens arrive in one decode step.
         """
         assert isinstance(key, Handle)
-        before, layer = pre_rope.take(module), key.layer
+        before, layer = rotary.take(module), key.layer
         keys, values = key.claim()
         if layer.batch != 1:
             raise CacheError(
@@ -245,4 +245,4 @@ class _Call:
         """Announce the new tokens to a layer, and return their keys as it stores them."""
         handle, _ = layer.update(self.keys, self.values)
         handle.claim()
-        return pre_rope.stored(layer, self.keys, self.before, self.module, self.kwargs.get("position_ids"))
+        return rotary.stored(layer, self.keys, self.before, self.module, self.kwargs.get("position_ids"))

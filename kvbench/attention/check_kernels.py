@@ -52,10 +52,10 @@ def tune(text: str) -> None:
     """Set launch parameters of the Triton kernel in this process, from the text of the option ``--tune``.
 
     Args:
-        text: assignments to fields of :class:`kvbench.attention.triton.tuning.Tuning`. ``"warps=1,stages=4"`` applies
+        text: assignments to fields of :class:`kvbench.attention.triton.decode.Tuning`. ``"warps=1,stages=4"`` applies
             to all code widths, ``"2:warps=2;4:stages=4"`` to 2-bit and to 4-bit codes.
     """
-    from kvbench.attention.triton import tuning as triton_tuning
+    from kvbench.attention.triton import decode as triton_tuning
 
     for part in filter(None, text.split(";")):
         only, _, choices = part.rpartition(":")

@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 
 from kvbench.attention.logits import PLAIN, SINKS, SOFTCAP, Logits, logits_of
 from kvbench.attention.phases import NotServed
-from kvbench.attention.rope.pre_rope import HOOKED
+from kvbench.attention.rope.rotary import HOOKED
 from kvbench.attention.served import UNSERVED
 from kvbench.util.attachment import attached
 

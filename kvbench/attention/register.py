@@ -20,7 +20,7 @@ from transformers.masking_utils import sdpa_mask
 from kvbench.attention import observe, prefill, served
 from kvbench.attention.logits import logits_of
 from kvbench.attention.over_stores import step, stored_prompt
-from kvbench.attention.rope import pre_rope
+from kvbench.attention.rope import rotary
 from kvbench.attention.served import UNSERVED, check_served
 from kvbench.attention.served import check_speculation as check_speculation
 from kvbench.cache.layer import Handle, KVLayer
@@ -61,7 +61,7 @@ def model_attention(
         CacheError: the model passes an argument that the stores cannot serve, attention weights are requested, or
             padding is not on the left.
     """
-    before = pre_rope.take(module)
+    before = rotary.take(module)
     if kwargs.get("output_attentions"):
         raise CacheError(
             "output_attentions=True: kvbench's attention does not compute attention weights, so it "
@@ -80,7 +80,7 @@ def model_attention(
     fresh_keys, fresh_values = key.claim()
     if not layer.sealed:
         see_padding(layer, attention_mask, query.shape[2])
-    stored = pre_rope.stored(layer, fresh_keys, before, module, kwargs.get("position_ids"))
+    stored = rotary.stored(layer, fresh_keys, before, module, kwargs.get("position_ids"))
     if layer.sealed:
         return step(module, layer, query, stored, fresh_values, attention_mask, scaling, logits), None
     if layer.method.quantized_prefill:
@@ -166,7 +166,7 @@ def attach(model: PreTrainedModel) -> None:
 def detach(model: PreTrainedModel) -> None:
     """Restore the attention that a model had before :func:`attach`, and remove all of kvbench's hooks from it."""
     served.detach_refusal(model)
-    pre_rope.detach_pre_rope(model)
+    rotary.detach_pre_rope(model)
     int4.detach(model)
     known = attached(model)
     if known is not None and known.attention is not None:

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from kvbench.attention import reference
 from kvbench.attention.logits import logits_of
 from kvbench.attention.register import NAME, mask, model_attention
-from kvbench.attention.rope import pre_rope
+from kvbench.attention.rope import rotary
 from kvbench.cache import KVCache
 from kvbench.cache.layer import Handle
 from kvbench.cache.policy import Policy
@@ -296,7 +296,7 @@ def _simulated(
     keys, values = key.claim()
     if layer.index == 0:
         layer.progress.see(attention_mask, layer.batch, query.shape[2])
-    keys = pre_rope.stored(layer, keys, pre_rope.take(module), module, kwargs.get("position_ids"))
+    keys = rotary.stored(layer, keys, rotary.take(module), module, kwargs.get("position_ids"))
     layer.place(keys, values)
     if attention_mask is None:
         count = query.shape[2]

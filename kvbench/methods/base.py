@@ -342,9 +342,9 @@ class Method(Policy["KVLayer"]):
         if team is not None:
             cache.progress.rank = team.rank, team.size
         if self.keys_before_rope:
-            from kvbench.attention.rope import pre_rope
+            from kvbench.attention.rope import rotary
 
-            rotation = pre_rope.attach_pre_rope(model)
+            rotation = rotary.attach_pre_rope(model)
             before = [layer for layer in cache.kv_layers if layer.method.keys_before_rope]
             for layer in before:
                 layer.rope = rotation

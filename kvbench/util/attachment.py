@@ -39,7 +39,7 @@ class Attachment:
         attention: name of the attention implementation that kvbench has replaced and will restore; None if it has not
             replaced any.
         rotary: the model's rotary embedding (:class:`kvbench.attention.rope.rotary.Rotary`); None until it is needed.
-        key_hooks: objects that record keys before RoPE through forward hooks (:mod:`kvbench.attention.rope.pre_rope`);
+        key_hooks: objects that record keys before RoPE through forward hooks (:mod:`kvbench.attention.rope.rotary`);
             the method ``remove()`` of each removes its hook.
         int4: the object that switches between the model's own weights and their 4-bit version
             (:class:`kvbench.models.int4.Switch`); None if there is no such version.

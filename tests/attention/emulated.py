@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.attention.codebook import config as codebook_build
-from kvbench.attention.codebook import config as codebook_config
+from kvbench.attention.codebook import decode as codebook_build
+from kvbench.attention.codebook import decode as codebook_config
 from kvbench.attention.codebook import decode as codebook_decode
-from kvbench.attention.cuda import build, decode
+from kvbench.attention.cuda import decode
 from kvbench.attention.cuda.config import Build
 from kvbench.attention.phases import Work
 
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 def attend(config: Build, query: Tensor, work: Work, scaling: float, splits: int, folder: Path) -> Tensor:
     """The output of the kernel for uniform levels with a configuration and a number of splits."""
-    parts = [build.cuda_source_file(name) for name in build.PARTS if name != "instructions.cuh"]
+    parts = [decode.cuda_source_file(name) for name in decode.PARTS if name != "instructions.cuh"]
     return launched(config, parts, decode.cuda_arguments, query, work, scaling, splits, folder)
 
 
@@ -33,7 +33,7 @@ def attend_looked_up(
 ) -> Tensor:
     """The output of the kernel for a codebook's codes with a configuration and a number of splits."""
     first, *others = (codebook_build.codebook_source_file(name) for name in codebook_build.PARTS)
-    parts = [first, build.cuda_source_file("splits.cuh"), *others]
+    parts = [first, decode.cuda_source_file("splits.cuh"), *others]
     return launched(config, parts, codebook_decode.codebook_arguments, query, work, scaling, splits, folder)
 
 

@@ -138,18 +138,18 @@ def test_a_timed_case_reads_more_than_the_cache_holds(cpu: None, monkeypatch: py
 
 def test_launch_parameters_are_tuned_by_width() -> None:
     interpreter.require()
-    from kvbench.attention.triton import tuning
+    from kvbench.attention.triton import decode
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "TABLE", dict(tuning.TABLE))
-        before = dict(tuning.TABLE)
+        patch.setattr(decode, "TABLE", dict(decode.TABLE))
+        before = dict(decode.TABLE)
         check_kernels.tune("")
-        assert before == tuning.TABLE
+        assert before == decode.TABLE
         check_kernels.tune("2:warps=8;4:stages=9,fused=3")
-        assert (tuning.TABLE[2].warps, tuning.TABLE[4].stages, tuning.TABLE[4].fused) == (8, 9, 3)
-        assert tuning.TABLE[4].warps == before[4].warps and tuning.TABLE[8] == before[8]
+        assert (decode.TABLE[2].warps, decode.TABLE[4].stages, decode.TABLE[4].fused) == (8, 9, 3)
+        assert decode.TABLE[4].warps == before[4].warps and decode.TABLE[8] == before[8]
         check_kernels.tune("max_rows=32")
-        assert {line.max_rows for line in tuning.TABLE.values()} == {32}
+        assert {line.max_rows for line in decode.TABLE.values()} == {32}
 
 
 def test_kernels_that_cannot_be_imported_are_said(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

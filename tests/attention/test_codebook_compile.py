@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.attention.codebook.config import CodebookBuild, choose_warps
+from kvbench.attention.codebook.decode import CodebookBuild, choose_warps
 from kvbench.attention.cuda.config import RESERVED, shared_memory
 from kvbench.util.nvrtc import OPTIONS, ask
 from tests.attention.test_cuda_compile import CAPABILITIES, OF_A_THREAD, REGISTERS, nvrtc, report

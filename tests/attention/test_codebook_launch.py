@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.attention.codebook import config
-from kvbench.attention.codebook import config as codebook_build
+from kvbench.attention.codebook import decode
+from kvbench.attention.codebook import decode as codebook_build
 from kvbench.attention.codebook import decode as looked_up
-from kvbench.attention.codebook.config import CodebookBuild, choose_warps
+from kvbench.attention.codebook.decode import CodebookBuild, choose_warps
 from kvbench.attention.cuda.decode import best_splits
 from kvbench.attention.logits import Logits
 from tests.attention.codebook_support import layer
@@ -153,13 +153,13 @@ def test_as_many_warps_as_fit_are_chosen():
     assert PLAIN.fits(need) and not PLAIN.fits(need - 1)
     twice = replace(PLAIN, resident=2)
     assert twice.fits(2 * (need + 1024) - 1024) and not twice.fits(2 * (need + 1024) - 1025)
-    assert choose_warps(PLAIN, 10**9).warps == config.CHOICES[0][0] == 12
+    assert choose_warps(PLAIN, 10**9).warps == decode.CHOICES[0][0] == 12
     found = [choose_warps(PLAIN, shared).warps for shared in (H200, 160 * 1024, 99 * 1024, 50 * 1024, 1)]
     assert found == sorted(found, reverse=True) and found[-1] == 1 and {1, 2, 4, 6, 8, 10, 12} >= set(found)
     for shared in (H200, 99 * 1024):
         best = choose_warps(PLAIN, shared)
         assert best.fits(shared) and best.resident == 1
-        wider = [warps for warps, _ in config.CHOICES if warps > best.warps]
+        wider = [warps for warps, _ in decode.CHOICES if warps > best.warps]
         assert not any(replace(best, warps=warps).fits(shared) for warps in wider)
 
 

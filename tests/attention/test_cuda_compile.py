@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.attention.cuda import build, config
+from kvbench.attention.cuda import config, decode
 from kvbench.attention.cuda.config import Build
 from kvbench.attention.phases import Format
 from kvbench.attention.synthetic import FULL
@@ -35,7 +35,7 @@ def use(nvrtc: Any, chosen: Build, capability: tuple[int, int]) -> tuple[int, in
     """Registers of a thread, bytes that spill, and static shared memory, as the compiler reports them."""
     architecture = "--gpu-architecture=sm_{}{}".format(*capability)
     options = [option.encode() for option in (architecture, *OPTIONS, "--ptxas-options=-v")]
-    program = ask(nvrtc.nvrtcCreateProgram((chosen.macros() + build.cuda_source()).encode(), b"decode.cu", 0, [], []))
+    program = ask(nvrtc.nvrtcCreateProgram((chosen.macros() + decode.cuda_source()).encode(), b"decode.cu", 0, [], []))
     return report(nvrtc, program, options)
 
 

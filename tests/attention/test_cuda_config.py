@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvbench.attention.cuda import build as cuda_build
 from kvbench.attention.cuda import config, storage
+from kvbench.attention.cuda import decode as cuda_build
 from kvbench.attention.cuda.config import build_options
-from kvbench.attention.cuda.levels import byte_table, codebook_levels, factors_of
+from kvbench.attention.cuda.storage import byte_table, codebook_levels, factors_of
 from kvbench.attention.synthetic import FULL
 from kvbench.attention.work import Format
 
@@ -278,9 +278,8 @@ def test_the_macros_of_levels_are_those_of_the_widths_in_use():
 
 
 def test_factors_of_levels_go_from_one_to_two():
-    from kvbench.attention.cuda import levels
 
-    assert factors_of(0) == 1.0 and factors_of(levels.FACTORS) == 2.0 and factors_of(levels.FACTORS // 2) == 1.5
+    assert factors_of(0) == 1.0 and factors_of(storage.FACTORS) == 2.0 and factors_of(storage.FACTORS // 2) == 1.5
 
 
 def test_the_kernel_is_built_for_the_gpu_on_which_it_runs(monkeypatch):

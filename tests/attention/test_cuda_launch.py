@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.attention.cuda import build as cuda_build
 from kvbench.attention.cuda import config, storage
+from kvbench.attention.cuda import decode as cuda_build
 from kvbench.attention.cuda import decode as cuda_decode
 from kvbench.attention.logits import Logits
 from kvbench.attention.phases import Format

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvbench.attention.cuda.config import build, shared_memory
-from kvbench.attention.cuda.levels import byte_table, codebook_levels
+from kvbench.attention.cuda.storage import byte_table, codebook_levels
 from kvbench.attention.phases import Format
 from kvbench.attention.synthetic import FULL
 from kvbench.quantizers.turboquant import LevelQuantizer

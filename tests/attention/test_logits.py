@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from kvbench.attention import capped, observe, prefill, reference, register
+from kvbench.attention import observe, prefill, reference, register
 from kvbench.attention.logits import PLAIN, Logits, hands_over, logits_of
 from kvbench.cache import Prompts
 from kvbench.decoding import generate, graphs
@@ -250,9 +250,9 @@ def test_a_long_prompt_never_has_all_its_scores_at_once(monkeypatch):
             wanted = (weights / (weights.sum(-1, keepdim=True) + extra)) @ v.repeat_interleave(2, 1)
             wanted = wanted.transpose(1, 2).nan_to_num(0.0)
             for most in (1 << 20, 3000, 100):
-                monkeypatch.setitem(capped.SCORES, "cpu", most)
+                monkeypatch.setitem(prefill.SCORES, "cpu", most)
                 sizes.clear()
-                found = capped.attend_capped(q, k, v, mask, 0.3, logits)
+                found = prefill.attend_capped(q, k, v, mask, 0.3, logits)
                 torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
                 # a query of a KV head of all rows is the least; its sink is one score more
                 assert max(sizes) <= max(most, 2 * 2 * 70) * 71 // 70
@@ -422,7 +422,7 @@ def test_probabilities_of_a_row_sum_to_what_its_sink_leaves():
 @pytest.mark.parametrize("said", [True, False])
 def test_attention_in_both_directions_stays_so(said, logits, monkeypatch):
     """Without a mask, a module or a call that is not causal sees all tokens."""
-    monkeypatch.setitem(capped.SCORES, "cpu", 100)
+    monkeypatch.setitem(prefill.SCORES, "cpu", 100)
     generator = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(1, heads, 11, 16, generator=generator) for heads in (4, 2, 2))
     module = torch.nn.Module()

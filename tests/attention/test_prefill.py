@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
-from kvbench.attention import capped, prefill
+from kvbench.attention import prefill
 from kvbench.attention.logits import PLAIN, Logits
 
 GROUPED = torch.nn.Module()
@@ -180,24 +180,24 @@ def test_the_name_of_the_path_says_what_was_added() -> None:
 
 def test_causality_is_decided_as_in_transformers() -> None:
     module, several, one = torch.nn.Module(), torch.zeros(1, 4, 2, 8), torch.zeros(1, 4, 1, 8)
-    assert capped.causal(module, several, None, {}) and capped.causal(module, several, None, {"is_causal": None})
-    assert not capped.causal(module, one, None, {})
-    assert not capped.causal(module, several, torch.ones(1, 1, 2, 2), {})
-    assert not capped.causal(module, several, None, {"is_causal": False})
+    assert prefill.causal(module, several, None, {}) and prefill.causal(module, several, None, {"is_causal": None})
+    assert not prefill.causal(module, one, None, {})
+    assert not prefill.causal(module, several, torch.ones(1, 1, 2, 2), {})
+    assert not prefill.causal(module, several, None, {"is_causal": False})
     module.is_causal = False
-    assert not capped.causal(module, several, None, {})
-    assert capped.causal(module, several, None, {"is_causal": True})
+    assert not prefill.causal(module, several, None, {})
+    assert prefill.causal(module, several, None, {"is_causal": True})
 
 
 @pytest.mark.parametrize("most", [1 << 20, 100])
 def test_capped_queries_are_the_last_of_the_tokens(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(capped.SCORES, "cpu", most)
+    monkeypatch.setitem(prefill.SCORES, "cpu", most)
     q, k, v = inputs(2, value_dim=24)
-    whole = capped.attend_capped(q, k, v, None, 0.3, Logits(2.0))
-    torch.testing.assert_close(capped.attend_capped(q[:, :, -5:], k, v, None, 0.3, Logits(2.0)), whole[:, -5:])
-    both = capped.attend_capped(q, k, v, None, 0.3, Logits(2.0), causal=False)
+    whole = prefill.attend_capped(q, k, v, None, 0.3, Logits(2.0))
+    torch.testing.assert_close(prefill.attend_capped(q[:, :, -5:], k, v, None, 0.3, Logits(2.0)), whole[:, -5:])
+    both = prefill.attend_capped(q, k, v, None, 0.3, Logits(2.0), causal=False)
     everything = torch.ones(1, 1, 12, 12, dtype=torch.bool)
-    torch.testing.assert_close(both, capped.attend_capped(q, k, v, everything, 0.3, Logits(2.0)))
+    torch.testing.assert_close(both, prefill.attend_capped(q, k, v, everything, 0.3, Logits(2.0)))
 
 
 def test_capped_weights_are_dropped_while_a_model_is_trained() -> None:
@@ -222,6 +222,6 @@ def test_sinks_beyond_the_range_of_half_precision_take_all_or_nothing() -> None:
 def test_a_sink_is_the_sum_of_three_channels_without_rounding(dtype: torch.dtype) -> None:
     q, k, v = (x.to(dtype) for x in inputs())
     sinks = torch.tensor([3.14159, -2.71828, 11.011, 0.5])
-    query, keys, values, _ = capped.with_sinks(q, k, v, None, 1.0, sinks, causal=False)
+    query, keys, values, _ = prefill.with_sinks(q, k, v, None, 1.0, sinks, causal=False)
     assert torch.equal(query[0, :, 0, 16:].double().sum(-1), sinks.double())
     assert (query.shape[-1], keys.shape, values.shape) == (24, (1, 2, 13, 24), (1, 2, 13, 24))

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.attention import recorded
 from kvbench.attention.logits import Logits
 from kvbench.attention.phases import NotServed
-from kvbench.attention.rope import pre_rope
+from kvbench.attention.rope import rotary as pre_rope
 from kvbench.attention.rope.rotary import rotary
 from tests import zoo
 

@@ -8,7 +8,7 @@ import torch
 from kvbench.attention import synthetic
 from kvbench.attention.check_cases import ENGINES, INT4, INT8, Case, correctness, timed
 from kvbench.attention.logits import Logits
-from kvbench.attention.parts import describe_part
+from kvbench.attention.reads import describe_part
 from kvbench.attention.synthetic import FULL, Piece, elements, groups_of, layer, random_part, read_tokens
 from kvbench.attention.work import Format
 from kvbench.cache.segments.packed import PackedSegment

@@ -17,7 +17,6 @@ from kvbench.attention.logits import Logits  # noqa: E402
 from kvbench.attention.phases import Format  # noqa: E402
 from kvbench.attention.synthetic import FULL, Piece, dequantized_attention, layer, relative_error  # noqa: E402
 from kvbench.attention.triton import decode as triton_decode  # noqa: E402
-from kvbench.attention.triton import tuning as triton_tuning  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402
 from kvbench.methods.cocktail import ChunkPlan, Plans  # noqa: E402
 from kvbench.retrieval.chunks import Chunked, Widths  # noqa: E402
@@ -25,7 +24,7 @@ from tests import zoo  # noqa: E402
 
 TOLERANCE = 3e-3
 # fewer, longer steps: the interpreter's time goes by operations
-triton_tuning.TABLE.update(triton_tuning.changed(full_step=64))
+triton_decode.TABLE.update(triton_decode.changed(full_step=64))
 
 
 def channel(bits, group, kind="affine"):
@@ -189,7 +188,7 @@ def test_work_is_split_by_the_table_not_by_the_host():
 @pytest.mark.parametrize("fused", [0, 16])
 def test_partial_results_merged_by_the_last_program_or_a_second_kernel(fused, monkeypatch):
     work = layer([Piece(FULL, [200, 131])], [Piece(FULL, [200, 131])], heads=1, key_dim=64, value_dim=128)
-    monkeypatch.setitem(triton_tuning.TABLE, 16, triton_tuning.Tuning(fused=fused, max_rows=8))
+    monkeypatch.setitem(triton_decode.TABLE, 16, triton_decode.Tuning(fused=fused, max_rows=8))
     query = rows(2, 3, 3, 64)
     for _ in range(2):  # counters are left zeroed
         check(work, query)
@@ -234,7 +233,7 @@ def test_a_sink_is_counted_once_however_the_work_is_shared(fused, parts, name, m
     """One program, the last program of a few, a second kernel; more blocks of query rows than one."""
     work = layer([Piece(FULL, [100 * parts])], [Piece(FULL, [100 * parts])], heads=2, key_dim=64, value_dim=128)
     work.logits = LOGITS[name]
-    monkeypatch.setitem(triton_tuning.TABLE, 16, triton_tuning.Tuning(fused=fused, max_rows=8))
+    monkeypatch.setitem(triton_decode.TABLE, 16, triton_decode.Tuning(fused=fused, max_rows=8))
     check(work, rows(1, 6, 3, 64))
     assert work.tiles() == parts
 

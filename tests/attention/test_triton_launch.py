@@ -16,8 +16,7 @@ from kvbench.attention.phases import Format, Part, Work  # noqa: E402
 from kvbench.attention.synthetic import FULL  # noqa: E402
 from kvbench.attention.triton import codes as triton_codes  # noqa: E402
 from kvbench.attention.triton import decode as triton_decode  # noqa: E402
-from kvbench.attention.triton import tuning as triton_tuning  # noqa: E402
-from kvbench.attention.triton.tuning import Tuning, costs, tuning  # noqa: E402
+from kvbench.attention.triton.decode import Tuning, costs, tuning  # noqa: E402
 
 
 def channel(bits, group, kind="affine"):
@@ -103,7 +102,7 @@ def test_programs_at_once_are_what_registers_and_shared_memory_hold(registers, s
 
 
 def test_the_narrowest_codes_choose_how_to_launch():
-    table, wide = triton_tuning.TABLE, triton_tuning.WINDOWS
+    table, wide = triton_decode.TABLE, triton_decode.WINDOWS
     assert tuning([(FULL, FULL)]) is table[16] and tuning([]) is table[16]
     assert tuning([(channel(4, 64), token(2, 64)), (FULL, FULL)]) is table[2]
     assert tuning([(channel(8, 64), FULL)]) is table[8] and tuning([(FULL, token(4, 64))]) is table[4]
@@ -114,11 +113,11 @@ def test_the_narrowest_codes_choose_how_to_launch():
 
 
 def test_a_variant_is_tried_for_all_widths_and_changes_nothing_else():
-    before = dict(triton_tuning.TABLE)
-    found = triton_tuning.changed(warps=7)
+    before = dict(triton_decode.TABLE)
+    found = triton_decode.changed(warps=7)
     assert found.keys() == before.keys() and {line.warps for line in found.values()} == {7}
     assert {bits: line.stages for bits, line in found.items()} == {bits: line.stages for bits, line in before.items()}
-    assert before == triton_tuning.TABLE
+    assert before == triton_decode.TABLE
 
 
 @pytest.mark.parametrize(

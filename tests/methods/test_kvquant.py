@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from kvbench.attention.rope import pre_rope
+from kvbench.attention.rope import rotary
 from kvbench.calibration import file
 from kvbench.cli.calibrate import model_config
 from kvbench.decoding import generate
@@ -313,7 +313,7 @@ def test_hooks_come_and_go():
     method.new_cache(model)
     with torch.no_grad():
         model(input_ids=ids, past_key_values=other)  # another method's cache beside it
-    assert all(pre_rope.take(attention) is None for attention in attentions(model))
+    assert all(rotary.take(attention) is None for attention in attentions(model))
     method.detach(model)
 
 

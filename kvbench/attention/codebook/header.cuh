@@ -6,7 +6,7 @@
 // positions (rotation.cuh). Outliers add their difference to what their code stands for, to scores and to outputs, by
 // integers in shared memory, whose sum does not depend on an order (outliers.cuh). A warp takes whole tiles of 128 tokens.
 //
-// Compiled by nvrtc with these macros (Build.macros of kvbench/attention/codebook/config.py):
+// Compiled by nvrtc with these macros (Build.macros of kvbench/attention/codebook/decode.py):
 //   D         channels of a head, of keys and of values: 64 or 128
 //   BITS      bits of a code: 2, 3 or 4
 //   ROWS      query rows of a CTA: query heads of a KV head, 1 to 8

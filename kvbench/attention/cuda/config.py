@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbench.attention.cuda.levels import NO_BYTES, NONE, byte_table, codebook_levels
 from kvbench.attention.cuda.storage import (
     LEVELS,
+    NO_BYTES,
+    NONE,
     Signature,
+    byte_table,
+    codebook_levels,
     columns_of_row,
     groups_met,
     has_columns,

@@ -1,6 +1,11 @@
-"""Decode attention by the CUDA kernel: the code that runs on the host.
+"""Decode attention by the CUDA kernel: the code that runs on the host, and compilation for a configuration.
 
-The kernel is compiled at first use for the formats of a layer (:mod:`kvbench.attention.cuda.build`), and one launch
+nvrtc compiles the kernel once per machine.
+
+The module :mod:`kvbench.util.nvrtc` compiles, loads and launches it; :mod:`kvbench.attention.cuda.config` chooses the
+configuration.
+
+The kernel is compiled at first use for the formats of a layer (:mod:`kvbench.attention.cuda.decode`), and one launch
 serves all phases of a :class:`kvbench.attention.phases.Work`.
 """
 
@@ -8,18 +13,101 @@ from __future__ import annotations
 
 import math
 import struct
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from kvbench.attention.cuda.build import cuda_kernel
-from kvbench.attention.cuda.config import MOST_SPLITS, unreadable
+from kvbench.attention.cuda.config import MOST_SPLITS, SLOW_INTEGERS, Build, build, shared_memory, unreadable
 from kvbench.attention.cuda.storage import Signature
 from kvbench.attention.phases import Part, Work
 from kvbench.attention.reads import CUDA_KEYS, CUDA_VALUES, misfit
 from kvbench.cache.segments.layout import TILE
+from kvbench.util import nvrtc
 from kvbench.util.nvrtc import missing as available
+
+#: the files of the source, in the order in which they are joined
+PARTS = (
+    "header.cuh",
+    "instructions.cuh",
+    "storage.cuh",
+    "elements.cuh",
+    "windows.cuh",
+    "loads.cuh",
+    "cross.cuh",
+    "scores.cuh",
+    "window_scores.cuh",
+    "levels.cuh",
+    "softmax.cuh",
+    "values.cuh",
+    "factors.cuh",
+    "factored.cuh",
+    "columns.cuh",
+    "integer.cuh",
+    "integer_values.cuh",
+    "byte_levels.cuh",
+    "walk.cuh",
+    "queries.cuh",
+    "splits.cuh",
+    "merge.cuh",
+    "decode.cu",
+)
+
+
+#: whether the kernel may be launched before the one before it has ended, for which it then waits
+OVERLAPPED = True
+
+
+class Kernel(nvrtc.Function):
+    """The CUDA kernel, compiled for one configuration and loaded on one device.
+
+    Raises:
+        RuntimeError: nvrtc or the driver reported an error, which the message contains.
+    """
+
+    def __init__(self, build: Build, device: int) -> None:
+        self.build = build
+        overlapped = OVERLAPPED and torch.cuda.get_device_capability(device) >= (9, 0)
+        super().__init__(build.macros() + cuda_source(), "decode", device, build.warps * 32, build.shared, overlapped)
+
+
+@cache
+def cuda_source() -> str:
+    """Return the CUDA source of the kernel, without the macro definitions that configure it."""
+    return "\n".join(cuda_source_file(name) for name in PARTS)
+
+
+def cuda_source_file(name: str) -> str:
+    """Return one of the files of the CUDA source."""
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=256)
+def cuda_kernel(
+    phases: Signature,
+    channels: int,
+    rows: int,
+    bf16: bool,
+    device: int,
+    tuning: tuple[tuple[str, int], ...] = (),
+    softcap: bool = False,
+    sinks: int = 0,
+) -> Kernel:
+    """Return the CUDA kernel for a layer's formats, compiled and loaded on a GPU; equal calls share one kernel.
+
+    Args:
+        tuning: overrides of ``teams``, ``stages`` and ``resident`` (:class:`Build`), as pairs of name and value.
+
+    Raises:
+        RuntimeError: nvrtc or the driver reported an error, which the message contains.
+    """
+    capability = torch.cuda.get_device_capability(device)
+    known = shared_memory(capability)
+    shared = int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", known))
+    fast = capability not in SLOW_INTEGERS
+    return Kernel(build(phases, channels, rows, bf16, shared, tuning, softcap, sinks, fast), device)
+
 
 LOG2E = math.log2(math.e)
 #: head dimensions that the kernel supports
@@ -142,7 +230,7 @@ def extras(query: Tensor, work: Work) -> tuple[bool, int]:
     """Return whether a step needs the kernel's code for a softcap, and which code it needs for attention sinks.
 
     Returns:
-        The arguments `softcap` and `sinks` of :func:`kvbench.attention.cuda.build.cuda_kernel`: True if scores have a
+        The arguments `softcap` and `sinks` of :func:`kvbench.attention.cuda.decode.cuda_kernel`: True if scores have a
         softcap; and the dtype of the sinks as a number: 0 if there are none, 1 for the dtype of the query, 2 for fp32.
     """
     sinks = work.logits.sinks

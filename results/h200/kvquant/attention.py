@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kvbench.attention.codebook import decode
-from kvbench.attention.codebook.config import codebook_kernel
+from kvbench.attention.codebook.decode import codebook_kernel
 from kvbench.attention.phases import Work, looked_up
 from kvbench.attention.rope.tables import Rope, rotation_tables
 from kvbench.attention.synthetic import relative_error

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvbench.attention.parts import describe_part
+from kvbench.attention.reads import describe_part
 from kvbench.attention.rope.tables import NotServed
 from kvbench.attention.synthetic import read_tokens
 from kvbench.attention.work import Format
