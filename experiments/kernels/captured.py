@@ -18,7 +18,7 @@ import torch
 from experiments.kernels.greedy import Row, compare_continuations, continuation_parser, eager, new_cache, parted
 from experiments.quantspec.prompts import Prompt
 from kvbench.cache import KVCache
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.config.setting import parse_setting
 from kvbench.decoding import graphs, recordable
 from kvbench.decoding.autoregressive import capture

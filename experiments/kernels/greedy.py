@@ -20,7 +20,7 @@ from experiments.place import add_options, choice
 from experiments.quantspec.prompts import Prompt, tasks
 from kvbench.bench import report
 from kvbench.cache import KVCache, Prompts
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse_setting
 from kvbench.decoding.passes import forward, prefill

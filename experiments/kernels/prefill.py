@@ -27,7 +27,7 @@ from experiments.place import add_options, choice
 from kvbench.attention import prefill
 from kvbench.bench.baselines import BACKENDS
 from kvbench.bench.shapes import MODELS, Model, tokens
-from kvbench.cache.options import Backend
+from kvbench.cache.progress import Backend
 from kvbench.decoding import slices
 
 #: torch's back ends that are measured, and its choice with kvbench's order of them and with its own

@@ -15,7 +15,7 @@ from torch import Tensor
 from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.phases import NotServed, Work, holder, out_of_order, receiving, work
 from kvbench.cache.layer import KVLayer
-from kvbench.cache.options import Kernels
+from kvbench.cache.progress import Kernels
 from kvbench.cache.segments.codebook import NuqSegment
 
 

@@ -30,7 +30,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function
 
 from kvbench.attention.logits import PLAIN, SINKS, SOFTCAP, Logits, logits_of
-from kvbench.cache.options import Backend
+from kvbench.cache.progress import Backend
 from kvbench.cache.segments.base import uniform_rows
 
 #: scores that are computed at a time: 64 MiB in fp32 (about four such tensors exist at once); fewer on a CPU, whose

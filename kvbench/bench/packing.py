@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvbench.bench.clock import Time, copies, eager, replayed
 from kvbench.bench.shapes import FORMATS, MODELS, Point, resolved, side_bytes
-from kvbench.cache.kernels.forms import Form
+from kvbench.cache.kernels.jobs import Form
 from kvbench.cache.kernels.pack_together import Packed
 from kvbench.cache.segments import packed
 from kvbench.cache.segments.base import Side

@@ -18,7 +18,7 @@ from typing import Any
 from kvbench.bench import report
 from kvbench.bench.columns import NOTES, point_cells, table_of
 from kvbench.bench.models import check_lengths, model_config
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse_setting
 from kvbench.errors import ConfigError, KvbenchError, ModelError

@@ -16,8 +16,7 @@ from transformers.cache_utils import Cache
 from kvbench.cache import together
 from kvbench.cache.bill import Bill, count_bytes
 from kvbench.cache.layer import KVLayer
-from kvbench.cache.options import Options
-from kvbench.cache.progress import Prefill, Progress
+from kvbench.cache.progress import Options, Prefill, Progress
 from kvbench.cache.prompts import Prompts
 from kvbench.cache.state_layer import StateLayer, layers_of, no_rollback
 from kvbench.cache.together import copy_newest

@@ -36,14 +36,13 @@ from transformers.cache_utils import CacheLayerMixin
 
 from kvbench.cache import sliding
 from kvbench.cache.nonfinite import located, located_in_tails, watch_segments
-from kvbench.cache.order import extended
 from kvbench.cache.policy import Policy
 from kvbench.cache.progress import Progress
 from kvbench.cache.segments.base import FullSegment, Segment, Side, all_equal, uniform_rows
 from kvbench.cache.segments.codebook import NuqSegment
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.cache.segments.rolling import RollingSegment
-from kvbench.cache.store import Store
+from kvbench.cache.store import Store, extended
 from kvbench.errors import CacheError, ConfigError, NonFiniteError
 from kvbench.rotation import Transform
 

@@ -1,24 +1,117 @@
-"""State that all layers of one cache share: the prompt, its padding, attention's settings, the method's own state."""
+"""State that all layers of one cache share: the prompt, its padding, options and settings, the method's own state.
+
+The options say which kernels serve the cache and how its prompt is computed. Rotary positions of a cache's columns are
+for layers that hold pre-RoPE keys.
+
+The position ids that a model is given need not equal the columns minus the padding: a caller may omit them, or reuse a
+cache. So the ids of each step are recorded, on the host, as runs of consecutive positions.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels.deferred import Deferred
-from kvbench.cache.kernels.pack_together import Job
+from kvbench.cache.kernels.jobs import Deferred
+from kvbench.cache.kernels.pack_together import Job, Thin
 from kvbench.cache.kernels.roll_together import Roll
-from kvbench.cache.kernels.thin_together import Thin
-from kvbench.cache.options import Options
 from kvbench.cache.policy import CacheState
 from kvbench.cache.prompts import Prompts
-from kvbench.cache.rope_positions import RopePositions
 from kvbench.cache.watch import Watches
 from kvbench.errors import CacheError
+
+Kernels = Literal["auto", "cuda", "triton", "reference"]
+Backend = Literal["auto", "stock"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choice of kernels and of the prefill of a cache; ``cache.options = Options(...)`` sets it.
+
+    Args:
+        kernels: kernel that computes attention in decode steps. ``auto``: the fastest that can serve the step, or
+            torch's SDPA in a layer without packed tokens; a step that is recorded as a CUDA graph uses a kernel there,
+            too. ``cuda`` or ``triton``: this kernel in all layers, or attention in plain torch where it cannot serve
+            the step. ``reference``: always attention in plain torch.
+        prefill: back end of torch's SDPA for the prompt. ``auto``: the fastest. ``stock``: the one that torch chooses.
+        mlp_chunk: number of prompt tokens that feed-forward layers and RoPE process at a time, to save memory
+            (:mod:`kvbench.decoding.slices`). ``auto``: 8192 for prompts of more than 16384 tokens, else all at once.
+            None: always all at once.
+    """
+
+    kernels: Kernels = "auto"
+    prefill: Backend = "auto"
+    mlp_chunk: int | Literal["auto"] | None = "auto"
+
+
+@dataclass
+class RopePositions:
+    """The RoPE position of each column of a batch, row by row.
+
+    Args:
+        runs: for each row, ascending pairs (column, position). Each begins a run of columns in which the position grows
+            by one per column; the run ends where the next one begins.
+    """
+
+    runs: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    def see(self, ids: Tensor, first: int, starts: Sequence[int]) -> None:
+        """Record the position ids that the model used for new tokens, ``[B or 1, q]``.
+
+        Whatever was recorded for these and later columns is replaced.
+
+        Args:
+            first: column of the first new token.
+            starts: for each row, the column of its first real token; positions of padding are not recorded.
+        """
+        if len(self.runs) != len(starts):
+            self.runs = [[] for _ in starts]
+        ids = ids.expand(len(starts), -1).cpu()
+        for row, start in enumerate(starts):
+            runs = self.runs[row]
+            del runs[bisect_left(runs, (first, -1)) :]
+            begin = max(start - first, 0)
+            row_ids = ids[row, begin:]
+            if not len(row_ids):
+                continue
+            breaks = [0, *((row_ids.diff() != 1).nonzero().flatten() + 1).tolist()]
+            for place in breaks:
+                column, position = first + begin + place, int(row_ids[place])
+                # a step that goes on where the last one ended needs no run of its own
+                if not runs or position - column != runs[-1][1] - runs[-1][0]:
+                    runs.append((column, position))
+
+    def at(self, row: int, columns: Tensor) -> Tensor:
+        """Return the RoPE positions of some columns of a row, both int64 ``[n]`` on the CPU; 0 for padding."""
+        runs = self.runs[row]
+        if len(runs) == 1:
+            return (columns + (runs[0][1] - runs[0][0])).clamp_(min=0)
+        begins = torch.tensor([column for column, _ in runs])
+        offsets = torch.tensor([0, *(position - column for column, position in runs)])
+        which = torch.searchsorted(begins, columns, right=True)
+        return torch.where(which > 0, columns + offsets[which], 0)
+
+    def shift(self, by: Sequence[int]) -> None:
+        """Shift the tokens of each row by so many columns, behind new padding; their position ids do not change.
+
+        Needed after a rollback in which rows lose different numbers of tokens: rows that lose more get more padding on
+        the left.
+        """
+        self.runs = [[(c + n, p) for c, p in runs] for runs, n in zip(self.runs, by, strict=True)]
+
+    def select(self, order: Sequence[int]) -> None:
+        """Reorder the rows of the batch; `order` gives the old row of each new one."""
+        if self.runs:
+            self.runs = [list(self.runs[i]) for i in order]
+
+    def clone(self) -> RopePositions:
+        """Return an independent copy of the positions."""
+        return RopePositions([list(runs) for runs in self.runs])
 
 
 @dataclass

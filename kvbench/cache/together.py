@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from kvbench.cache.kernels.deferred import Deferred
+from kvbench.cache.kernels.jobs import Deferred
 from kvbench.cache.kernels.roll_together import Move, Roll, moves_by_segment, rolling_together
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.segments.base import Side

@@ -23,7 +23,7 @@ from kvbench.attention.phases import FIELDS, NotServed, Work, assembled
 from kvbench.attention.recorded import PassThrough, recording
 from kvbench.cache import KVCache
 from kvbench.cache.kernels import at_once, roll_together
-from kvbench.cache.kernels.append import append
+from kvbench.cache.kernels.at_once import append
 from kvbench.cache.kernels.pack import warm_packing
 from kvbench.cache.kernels.pack_together import packing_together
 from kvbench.cache.layer import KVLayer

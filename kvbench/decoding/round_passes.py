@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.attention.logits import PLAIN, Logits
-from kvbench.cache.kernels.append import append
+from kvbench.cache.kernels.at_once import append
 from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.recorded import Recorded
 from kvbench.decoding.sampling import Sampling, pick_tokens, probabilities

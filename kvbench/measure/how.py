@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.decoding.passes import Rows
 from kvbench.decoding.sampling import Sampling
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvbench.cache import KVCache
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.cache.prompts import Prompts
 from kvbench.config.run_config import RunConfig
 from kvbench.decoding.autoregressive import Generation, generate

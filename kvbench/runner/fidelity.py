@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.config.run_config import RunConfig
 from kvbench.decoding.head import Comparison
 from kvbench.errors import NonFiniteError

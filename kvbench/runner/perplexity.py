@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.cache.prompts import Prompts
 from kvbench.decoding.perplexity import (
     SCORED,

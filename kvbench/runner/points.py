@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.config.run_config import DecodingConfig, RuntimeConfig
 from kvbench.measure.meter import How, Meter
 from kvbench.measure.point_figures import per_sequence

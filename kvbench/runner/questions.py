@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.config.run_config import RunConfig
 from kvbench.decoding.autoregressive import Generation
 from kvbench.decoding.questions import ask

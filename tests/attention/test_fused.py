@@ -12,8 +12,7 @@ from kvbench.attention.logits import Logits
 from kvbench.attention.phases import Format, NotServed, Part, Work, describe_part, pairs_of_row, window_of
 from kvbench.attention.synthetic import groups_of
 from kvbench.cache import Prompts
-from kvbench.cache.options import Options
-from kvbench.cache.progress import Progress
+from kvbench.cache.progress import Options, Progress
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.methods import load_method
 from kvbench.quantizers.windowed import WindowedQuantizer

@@ -11,7 +11,7 @@ from kvbench.attention.cuda import decode as cuda_decode
 from kvbench.attention.logits import Logits
 from kvbench.attention.synthetic import dequantized_attention, relative_error
 from kvbench.cache import Prompts
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.forced import Forced
 from kvbench.decoding.graphs import Captured

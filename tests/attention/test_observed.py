@@ -15,7 +15,7 @@ from kvbench.attention.logits import Logits  # noqa: E402
 from kvbench.attention.phases import NotServed, Received  # noqa: E402
 from kvbench.attention.synthetic import FULL, Piece, layer  # noqa: E402
 from kvbench.attention.triton import observed  # noqa: E402
-from kvbench.cache.options import Options  # noqa: E402
+from kvbench.cache.progress import Options  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402
 from tests import zoo  # noqa: E402
 

@@ -9,7 +9,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from kvbench.attention import reference
 from kvbench.cache import Prompts
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.cache.segments.base import FullSegment
 from kvbench.cache.store import Store
 from kvbench.decoding import generate

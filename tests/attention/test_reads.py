@@ -19,7 +19,7 @@ from kvbench.attention.phases import Format, NotServed, Part, Work  # noqa: E402
 from kvbench.attention.synthetic import FULL  # noqa: E402
 from kvbench.attention.triton import decode as triton_decode  # noqa: E402
 from kvbench.attention.triton import observed  # noqa: E402
-from kvbench.cache.options import Options  # noqa: E402
+from kvbench.cache.progress import Options  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402
 from kvbench.quantizers.spec import PLANES  # noqa: E402
 from tests import zoo  # noqa: E402

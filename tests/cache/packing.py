@@ -51,7 +51,7 @@ def new(quantizer, side, like):
 
 def both(quantizer, side, steps):
     """Append the steps by the kernel and by torch; every bit of words and parameters must agree."""
-    from kvbench.cache.kernels.forms import Form
+    from kvbench.cache.kernels.jobs import Form
     from kvbench.cache.kernels.pack import served
     from kvbench.cache.segments import packed
 
@@ -83,7 +83,7 @@ def special(count, channels, dtype):
 
 def in_one_launch(quantizer):
     """Check that tokens of two layers, packed together, have the bits of tokens that are packed layer by layer."""
-    from kvbench.cache.kernels.deferred import Deferred
+    from kvbench.cache.kernels.jobs import Deferred
     from kvbench.cache.kernels.pack_together import packing_together
     from kvbench.cache.watch import Watch, uncached_message
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvbench.cache import KVCache
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.errors import CacheError
 from kvbench.methods import load_method
 from tests import zoo

@@ -8,8 +8,7 @@ from tests.cache.packing import interpret, interpreted, same, tokens  # noqa: F4
 interpreted()
 
 from kvbench.cache.kernels import pack_together  # noqa: E402
-from kvbench.cache.kernels.deferred import Deferred  # noqa: E402
-from kvbench.cache.kernels.forms import Form  # noqa: E402
+from kvbench.cache.kernels.jobs import Deferred, Form  # noqa: E402
 from kvbench.cache.kernels.pack import served, warm_packing  # noqa: E402
 from kvbench.cache.segments.packed import PackedSegment  # noqa: E402
 from kvbench.cache.watch import Watch  # noqa: E402

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvbench.cache.kernels.forms import Form
+from kvbench.cache.kernels.jobs import Form
 from kvbench.cache.kernels.pack import served
 from kvbench.cache.segments import packed
 from kvbench.cache.segments.packed import PackedSegment

@@ -11,7 +11,7 @@ from tests.marks import fast
 interpreted()
 
 from kvbench.cache.kernels import pack  # noqa: E402
-from kvbench.cache.kernels.forms import Form, programs, word_rows  # noqa: E402
+from kvbench.cache.kernels.jobs import Form, programs, word_rows  # noqa: E402
 from kvbench.cache.kernels.pack import served  # noqa: E402
 from kvbench.cache.segments import packed  # noqa: E402
 from kvbench.cache.segments.packed import PackedSegment  # noqa: E402

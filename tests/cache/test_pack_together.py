@@ -12,8 +12,7 @@ if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 require()
 
 from kvbench.cache.kernels import pack, pack_together  # noqa: E402
-from kvbench.cache.kernels.deferred import Deferred  # noqa: E402
-from kvbench.cache.kernels.forms import programs  # noqa: E402
+from kvbench.cache.kernels.jobs import Deferred, programs  # noqa: E402
 from kvbench.cache.segments.base import FullSegment  # noqa: E402
 from kvbench.cache.segments.packed import PackedSegment  # noqa: E402
 from kvbench.cache.watch import Place, Watch  # noqa: E402

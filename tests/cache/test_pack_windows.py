@@ -9,8 +9,7 @@ from tests.marks import fast
 interpreted()
 
 from kvbench.cache.kernels import pack, pack_together  # noqa: E402
-from kvbench.cache.kernels.deferred import Deferred  # noqa: E402
-from kvbench.cache.kernels.forms import Form  # noqa: E402
+from kvbench.cache.kernels.jobs import Deferred, Form  # noqa: E402
 from kvbench.cache.kernels.pack import served  # noqa: E402
 from kvbench.cache.segments import packed  # noqa: E402
 from kvbench.cache.segments.packed import PackedSegment, fits_tiles  # noqa: E402

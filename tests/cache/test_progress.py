@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from kvbench.cache import Prompts
-from kvbench.cache.options import Options
-from kvbench.cache.progress import Padding, Prefill, Progress, self_visible
+from kvbench.cache.progress import Options, Padding, Prefill, Progress, self_visible
 from kvbench.errors import CacheError
 
 LEAST = torch.finfo(torch.float32).min

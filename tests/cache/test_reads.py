@@ -11,9 +11,9 @@ from tests.cache.packing import interpret, interpreted, new, same, tokens  # noq
 
 interpreted()
 
-from kvbench.cache.kernels import append as appending  # noqa: E402
-from kvbench.cache.kernels import at_once, evict, roll_together, thin_together  # noqa: E402
-from kvbench.cache.kernels.forms import Form  # noqa: E402
+from kvbench.cache.kernels import at_once, evict, pack_together, roll_together  # noqa: E402
+from kvbench.cache.kernels import at_once as appending  # noqa: E402
+from kvbench.cache.kernels.jobs import Form  # noqa: E402
 from kvbench.cache.kernels.pack import served  # noqa: E402
 from kvbench.cache.kernels.reads import HEAD, Reads, Rows, format_refusal  # noqa: E402
 from kvbench.cache.segments.base import FullSegment  # noqa: E402
@@ -148,7 +148,7 @@ def test_the_kernel_of_formats_of_engines_in_captured_steps():
 def test_copies_of_tokens_in_a_dtype_that_kernels_do_not_know(dtype, copied, monkeypatch):
     """Rolling, thinning, eviction and appending: torch moves the same tokens, and a segment says why."""
     monkeypatch.setattr(roll_together, "INTERPRET", True)
-    monkeypatch.setattr(thin_together, "INTERPRET", True)
+    monkeypatch.setattr(pack_together, "INTERPRET", True)
     rolled = RollingSegment(1, 1, 24, dtype, "cpu", sinks=2, capacity=40)
     x = torch.randn(1, 1, 30, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
     rolled.append(ALL, x)

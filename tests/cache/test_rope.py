@@ -7,7 +7,7 @@ import torch
 
 from kvbench.cache import rope
 from kvbench.cache.layer import KVLayer
-from kvbench.cache.rope_positions import RopePositions
+from kvbench.cache.progress import RopePositions
 from kvbench.errors import CacheError
 from kvbench.methods import load_method
 from tests import zoo

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from kvbench.cache.kernels import thin_together
+from kvbench.cache.kernels import pack_together
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.methods.logquant import LogQuant
 from tests import zoo
@@ -22,12 +22,12 @@ STEPS = (1, 1, 2, 1, 5, 1, 1, 1)
 @contextmanager
 def deferred(monkeypatch):
     """Encode what is appended inside at the end, from where it lay."""
-    jobs, plain, thin = [], PackedSegment._encode, thin_together.thin_windows
+    jobs, plain, thin = [], PackedSegment._encode, pack_together.thin_windows
     monkeypatch.setattr(PackedSegment, "_encode", lambda *job: jobs.append((plain, job)))
-    monkeypatch.setattr(thin_together, "thin_windows", lambda *job: jobs.append((thin, job)))
+    monkeypatch.setattr(pack_together, "thin_windows", lambda *job: jobs.append((thin, job)))
     yield
     monkeypatch.setattr(PackedSegment, "_encode", plain)
-    monkeypatch.setattr(thin_together, "thin_windows", thin)
+    monkeypatch.setattr(pack_together, "thin_windows", thin)
     for run, job in jobs:
         run(*job)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.sampling import Sampling
 from kvbench.methods import load_method

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.decoding import generate, slices
 from kvbench.methods import load_method
 from kvbench.profiling.memory import TensorCensus

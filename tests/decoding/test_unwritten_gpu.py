@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvbench.cache import Prompts
-from kvbench.cache.options import Kernels, Options
+from kvbench.cache.progress import Kernels, Options
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.segments import Segments
 from kvbench.methods import load_method

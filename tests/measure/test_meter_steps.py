@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.decoding.autoregressive import Generation
 from kvbench.measure import meter as module
 from kvbench.measure.meter import How, Meter, Watch, fresh_search

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.decoding.autoregressive import Generation
 from kvbench.decoding.round_times import Round
 from kvbench.decoding.sampling import Sampling

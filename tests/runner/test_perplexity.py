@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.errors import ConfigError, NonFiniteError
 from kvbench.methods.base import QUERY_TOKENS
 from kvbench.results.samples import MEASURED

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.config.run_config import DecodingConfig, RuntimeConfig
 from kvbench.measure.meter import How
 from kvbench.results.samples import MEASURED

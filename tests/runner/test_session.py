@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.errors import ConfigError
 from kvbench.models.arithmetic import Dtypes
 from kvbench.results.environment import cpu_name

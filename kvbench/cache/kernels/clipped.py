@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels.forms import Form
-from kvbench.cache.kernels.jobs import Job, Packed, address_table, alone, plan
+from kvbench.cache.kernels.jobs import Form, Job, Packed, address_table, alone, plan
 from kvbench.cache.kernels.reads import CLIPPED, format_refusal
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.oscar import OscarQuantizer

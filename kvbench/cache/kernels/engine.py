@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels.forms import Form
-from kvbench.cache.kernels.jobs import Job, Packed, address_table, alone, plan
+from kvbench.cache.kernels.jobs import Form, Job, Packed, address_table, alone, plan
 from kvbench.cache.kernels.reads import ENGINES, HALVES, format_refusal
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.engine.llamacpp import Q8_0, Signed

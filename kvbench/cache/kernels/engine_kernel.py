@@ -12,8 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvbench.cache.kernels.engine_math import encode_engine
-from kvbench.cache.kernels.turbo_math import encode_key, encode_value
+from kvbench.cache.kernels.engine_math import encode_engine, encode_key, encode_value
 
 #: word rows in a tile of 4-bit fields; with 3 bits, those of the plane of 2 bits, and of the plane of 1 bit
 WORD_ROWS = tl.constexpr(32)

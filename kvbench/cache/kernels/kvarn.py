@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels.forms import Form, programs
-from kvbench.cache.kernels.jobs import Job, Packed, addresses, alone
+from kvbench.cache.kernels.jobs import Form, Job, Packed, addresses, alone, programs
 from kvbench.cache.kernels.reads import BALANCED, format_refusal
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.kvarn import KvarnQuantizer

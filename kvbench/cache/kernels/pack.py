@@ -12,9 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels import pack_together, thin_together
-from kvbench.cache.kernels.forms import Form, packing_form, programs, windows
-from kvbench.cache.kernels.jobs import Packed, plan
+from kvbench.cache.kernels import pack_together
+from kvbench.cache.kernels.jobs import Form, Packed, packing_form, plan, programs, windows
 from kvbench.cache.kernels.jobs import alone as alone
 from kvbench.cache.kernels.pack_together import families, family
 from kvbench.cache.kernels.reads import HALVES
@@ -142,7 +141,7 @@ def warm_packing(segment: Packed, x: Tensor) -> None:
             if segment.watch is not None:
                 pack_together.pack_alike([pack_together.Job(segment, launched, 0, x[:, :, :0], 0)])
         if isinstance(segment.quantizer, WindowedQuantizer):
-            thin_together.thin_windows([thin_together.Thin(x, (0, len(x)), 0, 0, 0)])
+            pack_together.thin_windows([pack_together.Thin(x, (0, len(x)), 0, 0, 0)])
 
 
 def _launch_pack_tiles(

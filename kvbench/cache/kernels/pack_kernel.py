@@ -191,7 +191,7 @@ def pack_tiles(
 ):
     """Quantize tokens and write their codes and parameters into a segment.
 
-    Grid: (rows x H, programs). The programs of one tile are adjacent (:func:`kvbench.cache.kernels.forms.programs`).
+    Grid: (rows x H, programs). The programs of one tile are adjacent (:func:`kvbench.cache.kernels.jobs.programs`).
     The strides over rows, heads and tokens are those of `x`, in pairs of elements.
 
     Args:

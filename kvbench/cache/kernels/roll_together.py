@@ -16,18 +16,17 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels.deferred import Deferred
-from kvbench.cache.kernels.jobs import addresses, upload
+from kvbench.cache.kernels.jobs import Deferred, addresses, upload
 from kvbench.cache.kernels.pack import compiled
 from kvbench.cache.kernels.reads import uncopied
 
 #: True to run the kernels in Triton's interpreter on a CPU (tests)
 INTERPRET = False
-#: number of elements that a program of :func:`kvbench.cache.kernels.roll_kernel.move_to_front` copies at a time
+#: number of elements that a program of :func:`kvbench.cache.kernels.exact_kernels.move_to_front` copies at a time
 ELEMENTS = 8192
 #: number of elements of keys that are rotated at a time (32 rows of a 7B model; about 300 MB in fp32 with copies)
 TURNED = 1 << 24
-#: number of sinks that a program of :func:`kvbench.cache.kernels.roll_kernel.write_sinks` copies at a time
+#: number of sinks that a program of :func:`kvbench.cache.kernels.exact_kernels.write_sinks` copies at a time
 SINKS = 8
 
 
@@ -187,7 +186,7 @@ def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tens
     """
     import triton
 
-    from kvbench.cache.kernels.roll_kernel import move_to_front, write_sinks
+    from kvbench.cache.kernels.exact_kernels import move_to_front, write_sinks
 
     buffer, sinks = segments[0].buffer, segments[0].sinks
     rows, heads, room, channels = buffer.shape

@@ -7,12 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels.deferred import Deferred
-from kvbench.cache.kernels.forms import Form
+from kvbench.cache.kernels.jobs import Deferred, Form
 from kvbench.cache.kernels.pack import considered, pack, served
-from kvbench.cache.kernels.pack_together import Job, thin_after_packing
+from kvbench.cache.kernels.pack_together import Job, Thin, thin_after_packing
 from kvbench.cache.kernels.reads import uncopied
-from kvbench.cache.kernels.thin_together import Thin
 from kvbench.cache.segments.base import FullSegment, Segment, Side, allocate
 from kvbench.cache.segments.layout import TILE, TileLayout
 from kvbench.cache.watch import Watch

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kvbench.cache.kernels.deferred import Deferred
+from kvbench.cache.kernels.jobs import Deferred
 from kvbench.cache.kernels.roll_together import Move, Roll, roll
 from kvbench.cache.segments.base import FullSegment, allocate
 

@@ -24,7 +24,7 @@ import yaml
 
 from experiments.kernels.greedy import load_on_device
 from kvbench.bench import report
-from kvbench.cache.options import Options
+from kvbench.cache.progress import Options
 from kvbench.config.setting import parse_setting
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.sampling import Sampling

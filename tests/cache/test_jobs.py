@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.cache.kernels.forms import Form, packing_form, programs, windows, word_rows
+from kvbench.cache.kernels.jobs import Form, packing_form, programs, windows, word_rows
 
 
 @pytest.mark.parametrize(

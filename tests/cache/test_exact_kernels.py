@@ -14,7 +14,7 @@ if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("the GPU runs them in test_roll_gpu.py; TRITON_INTERPRET=1 runs this", allow_module_level=True)
 require()
 
-from kvbench.cache.kernels import roll_kernel, roll_together  # noqa: E402
+from kvbench.cache.kernels import exact_kernels, roll_together  # noqa: E402
 from tests.cache.rolling_oracle import Watched  # noqa: E402
 
 
@@ -31,14 +31,14 @@ def launches(monkeypatch):
 
     class Counted:
         def __init__(self, name):
-            self.name, self.kernel = name, getattr(roll_kernel, name)
+            self.name, self.kernel = name, getattr(exact_kernels, name)
 
         def __getitem__(self, grid):
             found.append(self.name)
             return self.kernel[grid]
 
     for name in ("write_sinks", "move_to_front"):
-        monkeypatch.setattr(roll_kernel, name, Counted(name))
+        monkeypatch.setattr(exact_kernels, name, Counted(name))
     return found
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvbench.cache.kernels.append import append
+from kvbench.cache.kernels.at_once import append
 from kvbench.cache.kernels.jobs import addresses, upload
 from tests.cache.packing import interpreted
 
 interpreted()
 
-from kvbench.cache.kernels.append_kernel import write_new_tokens  # noqa: E402
+from kvbench.cache.kernels.exact_kernels import write_new_tokens  # noqa: E402
 
 
 def by_kernel(keys, values, key_buffer, value_buffer, places) -> None:
