@@ -20,8 +20,7 @@ from experiments.quantspec import lines
 from experiments.quantspec.table import differences, rates
 from experiments.tiny import perplexity, report
 from experiments.write import read_folded
-from kvbench.analysis.outcome import Outcome
-from kvbench.analysis.table import analysis_markdown
+from kvbench.analysis.outcome import Outcome, analysis_markdown
 from kvbench.results.point_record import MeasuredPoint
 
 POINTS, PERPLEXITY = "results/efficiency/points.csv", "results/tiny/perplexity"

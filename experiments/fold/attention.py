@@ -15,8 +15,7 @@ from experiments.fold.cells import Cell, Folded, Heading, Verdict, interval_fiel
 from experiments.fold.claims import bound, decided
 from experiments.item import Computed, Model
 from experiments.plan import Plan
-from kvbench.analysis.outcome import Outcome
-from kvbench.analysis.table import mean_and_error
+from kvbench.analysis.outcome import Outcome, mean_and_error
 from kvbench.metrics import intervals
 
 #: a figure of all prompts of a setting, ``[N]``

@@ -15,8 +15,7 @@ from experiments.fold.claims import decided
 from experiments.item import Column, Computed, Model
 from experiments.logquant.attention import FOUR
 from experiments.plan import Plan
-from kvbench.analysis.outcome import Outcome
-from kvbench.analysis.table import mean_and_error
+from kvbench.analysis.outcome import Outcome, mean_and_error
 from kvbench.metrics import intervals
 
 

@@ -96,7 +96,7 @@ def run_analysis(arguments: argparse.Namespace, given: Sequence[str] = ()) -> st
 
     from kvbench.analysis.analyse import analyse, texts
     from kvbench.analysis.observe import Options
-    from kvbench.analysis.table import analysis_markdown, findings, page
+    from kvbench.analysis.outcome import analysis_markdown, findings, page
     from kvbench.config.run_config import RuntimeConfig
     from kvbench.models.load import load_model
     from kvbench.profiling.device import device_name

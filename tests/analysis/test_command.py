@@ -7,8 +7,7 @@ import pytest
 
 from kvbench.analysis import command
 from kvbench.analysis.command import analysis_parser, grouped, main, samples
-from kvbench.analysis.outcome import Outcome
-from kvbench.analysis.table import told_apart
+from kvbench.analysis.outcome import Outcome, told_apart
 from kvbench.errors import ConfigError, DataError
 
 DATA = ["dataset=mini", "dataset.tasks=[key_value]", "dataset.lengths=[512]", "dataset.limit=2"]

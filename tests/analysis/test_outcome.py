@@ -8,10 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvbench.analysis import table
+from kvbench.analysis import outcome as table
 from kvbench.analysis.bins import Bins
-from kvbench.analysis.outcome import ERRORS, Outcome, Shape
-from kvbench.analysis.table import analysis_markdown, findings, mean_and_error, page, told_apart
+from kvbench.analysis.outcome import (
+    ERRORS,
+    Outcome,
+    Shape,
+    analysis_markdown,
+    findings,
+    mean_and_error,
+    page,
+    told_apart,
+)
 from kvbench.errors import DataError
 
 BINS = Bins(sinks=1, doublings=1)
