@@ -28,7 +28,7 @@ from kvbench.attention import prefill
 from kvbench.bench.baselines import BACKENDS
 from kvbench.bench.shapes import MODELS, Model, tokens
 from kvbench.cache.progress import Backend
-from kvbench.decoding import slices
+from kvbench.decoding import passes
 
 #: torch's back ends that are measured, and its choice with kvbench's order of them and with its own
 WAYS = ("auto", "stock", "cudnn", "flash")
@@ -101,8 +101,8 @@ def feed_forward(name: str, count: int, device: torch.device, dtype: torch.dtype
         block.mlp = mlp = LlamaMLP(config).to(dtype)
     x = torch.randn(1, count, hidden, device=device, dtype=dtype)
     measured = {}
-    for size in (None, 4096, slices.SLICE, 16384):
-        with slices.sliced(block, count, size):  # type: ignore[arg-type]
+    for size in (None, 4096, passes.SLICE, 16384):
+        with passes.sliced(block, count, size):  # type: ignore[arg-type]
             measured["whole" if size is None else str(size)] = time_and_peak(lambda: mlp(x), device, repeats)
     return measured
 

@@ -40,7 +40,7 @@ class Options:
             the step. ``reference``: always attention in plain torch.
         prefill: back end of torch's SDPA for the prompt. ``auto``: the fastest. ``stock``: the one that torch chooses.
         mlp_chunk: number of prompt tokens that feed-forward layers and RoPE process at a time, to save memory
-            (:mod:`kvbench.decoding.slices`). ``auto``: 8192 for prompts of more than 16384 tokens, else all at once.
+            (:mod:`kvbench.decoding.passes`). ``auto``: 8192 for prompts of more than 16384 tokens, else all at once.
             None: always all at once.
     """
 

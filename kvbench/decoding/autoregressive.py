@@ -1,5 +1,7 @@
 """Prefill and decode loops with a kvbench cache: one token at a time, or speculative if the method asks for it.
 
+The result of a generation, and notifications of its phases, come first.
+
 After every run the cache must have seen all tokens except the last one; otherwise the model has used another cache,
 which is an error.
 """
@@ -7,7 +9,8 @@ which is an error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +19,6 @@ from transformers import PreTrainedModel
 from kvbench.cache import KVCache
 from kvbench.decoding import recordable
 from kvbench.decoding.drafting import prepare_draft
-from kvbench.decoding.generation import Generation, Observer, tell
 from kvbench.decoding.passes import Rows, check_cache, forward, now, prefill
 from kvbench.decoding.recordable import Graphs, NotCaptured
 from kvbench.decoding.round_times import Round
@@ -26,6 +28,56 @@ from kvbench.methods.speculation import Speculation
 
 if TYPE_CHECKING:
     from kvbench.decoding.graphs import Captured
+
+
+class Observer(Protocol):
+    """Object that is notified when a phase of a generation begins, for example a memory meter.
+
+    The phases are, in order, ``prefill``, ``likelihood`` (only with reference answers), ``decode``, ``steps`` (the
+    part of ``decode`` after a capture) and ``end``.
+    """
+
+    def phase(self, name: str) -> None:
+        """Receive the notification that the phase `name` begins."""
+        ...
+
+
+@dataclass
+class Generation:
+    """Result of a generation for a batch: new tokens and texts, times, and the way decode steps were run.
+
+    Args:
+        tokens: new tokens of each row, without the end-of-sequence token.
+        text: text of the new tokens of each row, up to the first stop string; empty without a tokenizer.
+        finish: why each row ended: ``eos``, ``stop`` or ``length``.
+        ttft_s: seconds from the start of the prefill to the first token.
+        step_s: seconds of each decode step after the first token, or of each round of speculation. The first entry may
+            include compilation and allocation, so results report it separately.
+        prompt_tokens: number of prompt tokens of each row, without padding.
+        answer_nll: for each row a pair: negative log-likelihood of its reference answer in nats, and number of tokens
+            in this answer. Empty without reference answers.
+        rounds: counts and time of each round of speculation; empty without speculation.
+        stepping: how decode steps were run, by replays of a CUDA graph or eagerly: ``graph``, ``graph, compiled``,
+            ``graph (not compiled: REASON)``, ``eager`` or ``eager (REASON)``.
+        capture_s: seconds spent on warm-ups and on capturing CUDA graphs; not included in any other figure.
+    """
+
+    tokens: list[list[int]]
+    text: list[str]
+    finish: list[str]
+    ttft_s: float
+    step_s: list[float]
+    prompt_tokens: list[int]
+    answer_nll: list[tuple[float, int]] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    stepping: str = "eager"
+    capture_s: float = 0.0
+
+
+def tell(observer: Observer | None, phase: str) -> None:
+    """Notify `observer` that a phase begins; do nothing if `observer` is None."""
+    if observer is not None:
+        observer.phase(phase)
 
 
 @torch.inference_mode()

@@ -1,22 +1,274 @@
-"""Compilation of everything except attention in a step that is captured as a CUDA graph.
+"""Compilation of everything except attention in a captured step, and the products of linear layers in it.
+
+The products are kvbench's own kernels, and one product for layers with the same input.
+
+Queries, keys and values are one product with a joint weight, and so are gate and up. The weights of the layers become
+views of the joint one, so it takes no additional memory. Layers may have weights in 16 bits
+(:mod:`kvbench.linear.matvec`) or in 4 bits (:mod:`kvbench.linear.int4`); a layer with both uses the latter for
+drafting.
 
 At batch 1, a stock forward pass spends a third of a step in dozens of small kernels per layer: norms, RoPE,
 activations. Each decoder layer is compiled separately by ``torch.compile``, with attention as one opaque operation, so
 that all layers share one compilation, which takes seconds. With few rows, linear layers use kvbench's own kernels, and
-those that read the same input become one product (:mod:`kvbench.decoding.joined`). Passes that draft and passes that
+those that read the same input become one product (:mod:`kvbench.decoding.compiled`). Passes that draft and passes that
 verify are compiled separately, each with its own weights: the compiled code is used only while a pass is recorded.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from kvbench.decoding.joined import products, replaced
+from kvbench.linear import int4, layout, matvec
+from kvbench.linear.int4 import Int4Weight
+from kvbench.models.int4 import DraftLinear, Int4Linear
+
+#: linear layers of one module that read the same input
+JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+Linear = nn.Linear | Int4Linear
+
+
+class Product:
+    """State that linear layers share if they read the same input and are computed as one matrix product.
+
+    The first of these layers computes the product of the input with all their weights and stores it here, with the
+    input. Each layer returns its slice of the product. The last layer clears the state.
+    """
+
+    # a class, as torch 2.11 compiles a list that several functions share as if each had its own
+    def __init__(self) -> None:
+        self.x: Tensor | None = None
+        self.out: Tensor | None = None
+
+
+def products(layer: nn.Module, undo: list[Callable[[], None]], drafting: bool = False) -> None:
+    """Make the linear layers of a decoder layer use kvbench's kernels for products of a few rows.
+
+    Query, key and value projections become one product, and so do the gate and up projections. What restores the
+    original forward functions is appended to `undo`. With `drafting`, layers with two sets of weights use the draft's.
+    """
+    inside = {
+        id(part)
+        for module in layer.modules()
+        if isinstance(module, DraftLinear)
+        for part in module.modules()
+        if part is not module
+    }
+    modules = [module for module in layer.modules() if id(module) not in inside]
+    for module in modules:
+        for names in JOINED:
+            join(module, names, undo, drafting)
+    for module in modules:
+        linear = joinable_linear(module, drafting)
+        if linear is not None:
+            bias = None if linear.bias is None else linear.bias.detach()
+            undo.append(replaced(module, slice_forward(weight(linear), bias, 0, linear.out_features, Product())))
+
+
+def joinable_linear(module: Any, drafting: bool) -> Linear | None:
+    """Return the linear layer whose weights a module is to use; None if its forward function must not be replaced.
+
+    A linear layer can be replaced if its class is ``nn.Linear`` or :class:`Int4Linear` itself, if its forward function
+    has not been replaced before, and if its weight and bias are ordinary tensors (not, for example, distributed over
+    processes).
+    """
+    if "forward" in getattr(module, "__dict__", {}):
+        return None
+    if type(module) is DraftLinear:
+        return joinable_linear(module.draft if drafting else module.exact, drafting)
+    if type(module) is Int4Linear:
+        return module
+    if type(module) is not nn.Linear or type(module.weight.data) is not Tensor:
+        return None
+    return module if module.bias is None or type(module.bias.data) is Tensor else None
+
+
+def weight(linear: Linear) -> Tensor | Int4Weight:
+    """Return the weights of a linear layer."""
+    return linear.int4 if isinstance(linear, Int4Linear) else linear.weight.detach()
+
+
+def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]], drafting: bool = False) -> None:
+    """Compute several linear layers of a module, which read the same input, as one matrix product.
+
+    The weights of the layers become views of one buffer. The layer that is called first computes the product, and each
+    of the others returns its slice of it, so nothing may modify the shared input between these calls.
+
+    Nothing is changed unless all layers can be replaced (:func:`joinable_linear`) and have the same input size, format
+    and device, all or none of them have a bias, and the module calls them in the order of `names`. The output channels
+    of 4-bit weights must fill whole tiles.
+
+    `undo` and `drafting` are those of :func:`products`.
+    """
+    members = [getattr(module, name, None) for name in names]
+    linears = [linear for member in members if (linear := joinable_linear(member, drafting)) is not None]
+    if len(linears) < len(names) or order_of_calls(module, names) != list(names):
+        return
+    biases = [linear.bias for linear in linears]
+    if len({joining_form(linear) for linear in linears}) > 1 or len({bias is None for bias in biases}) > 1:
+        return
+    four = [linear for linear in linears if isinstance(linear, Int4Linear)]
+    if any(linear.out_features % layout.ROWS for linear in four):
+        return
+    whole = whole_int4(four) if four else whole_weight([one for one in linears if isinstance(one, nn.Linear)])
+    first, product = 0, Product()
+    bias = None if biases[0] is None else torch.cat([one.detach() for one in biases if one is not None])
+    for member, linear in zip(members, linears, strict=True):
+        assert member is not None
+        undo.append(replaced(member, slice_forward(whole, bias, first, first + linear.out_features, product)))
+        first += linear.out_features
+
+
+def joining_form(linear: Linear) -> tuple[Any, ...]:
+    """Return what linear layers must have in common to be joined: input size, format and device."""
+    if isinstance(linear, Int4Linear):
+        return linear.in_features, linear.int4.group, linear.int4.dtype, linear.int4.codes.device
+    return linear.in_features, linear.weight.dtype, linear.weight.device, type(linear.weight)
+
+
+def order_of_calls(module: nn.Module, names: Sequence[str]) -> list[str]:
+    """Return those of `names` that the code of a module's forward method mentions, in the order of first mention."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return [] if code is None else [name for name in code.co_names if name in names]
+
+
+def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
+    """Return the weights of several linear layers as one matrix, ``[sum of out_features, in_features]``.
+
+    The first call copies the weights into a new buffer and makes the weight of each layer a view of this buffer. Later
+    calls return the same buffer.
+    """
+    weights = [linear.weight.detach() for linear in linears]
+    whole = adjacent(weights)
+    if whole is None:
+        with torch.inference_mode(False), torch.no_grad():
+            whole = torch.cat(weights)
+            for linear, part in zip(linears, whole.split([len(w) for w in weights]), strict=True):
+                linear.weight.data = part
+    return whole
+
+
+def whole_int4(linears: Sequence[Int4Linear]) -> Int4Weight:
+    """Return the weights of several layers with 4-bit weights as one matrix, as :func:`whole_weight` does."""
+    weights = [linear.int4 for linear in linears]
+    codes, groups = adjacent([w.codes for w in weights]), adjacent([w.groups for w in weights])
+    first, rows = weights[0], sum(w.rows for w in weights)
+    if codes is not None and groups is not None:
+        return Int4Weight(codes, groups, rows, first.columns, first.group, first.dtype)
+    with torch.inference_mode(False), torch.no_grad():
+        whole = int4.stacked(weights)
+        tiles = [len(w.codes) for w in weights]
+        parts = zip(linears, whole.codes.split(tiles), whole.groups.split(tiles), strict=True)
+        for linear, codes, groups in parts:
+            linear.codes, linear.groups = codes, groups
+    return whole
+
+
+def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
+    """Return the buffer of which tensors are consecutive views along dimension 0; None unless they fill one."""
+    first, storage = parts[0], parts[0].untyped_storage()
+    begins = accumulate((part.numel() for part in parts), initial=0)
+    together = all(
+        part.untyped_storage().data_ptr() == storage.data_ptr()
+        and part.is_contiguous()
+        and part.storage_offset() == begin
+        for part, begin in zip(parts, begins, strict=False)
+    )
+    size = (sum(len(part) for part in parts), *first.shape[1:])
+    if not together or storage.nbytes() != sum(part.numel() for part in parts) * first.element_size():
+        return None
+    return first.as_strided(size, first.stride())
+
+
+def slice_forward(
+    whole: Tensor | Int4Weight, bias: Tensor | None, first: int, last: int, product: Product
+) -> Callable[[Tensor], Tensor]:
+    """Return a forward function for a linear layer that shares one matrix product with other layers.
+
+    The first of these layers computes the whole product. Each layer returns the product's columns ``first`` to
+    ``last - 1``, which are its own output.
+
+    Args:
+        whole: weights of all these layers as one matrix (:func:`whole_weight`, :func:`whole_int4`).
+        bias: biases of all these layers as one vector; None: they have no bias.
+        first: index of the first column to return; 0 for the layer that computes the product.
+        product: state that all these layers share.
+    """
+    if isinstance(whole, Int4Weight):
+        return _sliced_int4(whole, bias, first, last, product)
+
+    # passed as defaults, so that layers differ in arguments of the compiled code and not in the code
+    def forward(
+        x: Tensor,
+        whole: Tensor = whole,
+        bias: Tensor | None = bias,
+        first: int = first,
+        last: int = last,
+        product: Product = product,
+    ) -> Tensor:
+        if first == 0:
+            product.x, product.out = x, matvec.matvec(x, whole, bias)
+        # another input than the product's: the layer was called out of order, so it computes its own part
+        elif product.out is None or product.x is not x:
+            return matvec.matvec(x, whole[first:last], None if bias is None else bias[first:last])
+        out = product.out
+        if last == whole.shape[0]:
+            product.x = product.out = None
+        return out[..., first:last]
+
+    return forward
+
+
+def _sliced_int4(
+    whole: Int4Weight, bias: Tensor | None, first: int, last: int, product: Product
+) -> Callable[[Tensor], Tensor]:
+    numbers = whole.columns, whole.group, whole.dtype == torch.float16
+
+    def forward(
+        x: Tensor,
+        codes: Tensor = whole.codes,
+        groups: Tensor = whole.groups,
+        bias: Tensor | None = bias,
+        rows: int = whole.rows,
+        first: int = first,
+        last: int = last,
+        numbers: tuple[int, int, bool] = numbers,
+        product: Product = product,
+    ) -> Tensor:
+        if first == 0:
+            product.x, product.out = x, int4.int4_product(x, codes, groups, rows, *numbers, bias)
+        elif product.out is None or product.x is not x:
+            tiles = slice(first // layout.ROWS, -(-last // layout.ROWS))
+            part = None if bias is None else bias[first:last]
+            return int4.int4_product(x, codes[tiles], groups[tiles], last - first, *numbers, part)
+        out = product.out
+        if last == rows:
+            product.x = product.out = None
+        return out[..., first:last]
+
+    return forward
+
+
+def replaced(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
+    """Replace the forward function of a module, and return a function that restores the previous one."""
+    had = module.__dict__.get("forward")
+    module.forward = forward  # type: ignore[assignment]
+
+    def undo() -> None:
+        if had is None:
+            module.__dict__.pop("forward", None)
+        else:
+            module.forward = had  # type: ignore[assignment]
+
+    return undo
+
 
 #: largest number of rows for which kvbench has kernels of its own
 FEW = 16

@@ -17,12 +17,11 @@ from transformers import PreTrainedModel
 
 from kvbench.attention.logits import PLAIN, Logits
 from kvbench.cache.kernels.at_once import append
-from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.recorded import Recorded
 from kvbench.decoding.sampling import Sampling, pick_tokens, probabilities
 from kvbench.decoding.segments import Twins
 from kvbench.decoding.speculative import accept_greedy, accept_sampled, chance
-from kvbench.decoding.tables import Layout, Numbers, Upload
+from kvbench.decoding.tables import Layout, Ledger, Numbers, Upload
 
 
 class Shared:

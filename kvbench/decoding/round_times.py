@@ -1,10 +1,19 @@
-"""Counts and times of rounds of speculation: of each round, and summed over an answer."""
+"""Counts and times of rounds of speculation, and the choice of gamma, the number of drafts per round, from them.
+
+Counts and times are of each round, and summed over an answer; gamma follows from times and the running acceptance.
+
+A round with g drafts takes ``g * draft + verify(g)`` seconds and is expected to yield ``1 + a1 + a1 a2 + ... + a1..ag``
+tokens, where ai is the probability that draft i is accepted if all drafts before it were. The g with the most expected
+tokens per second is chosen. With one acceptance for all positions this is the geometric model of Leviathan et al.,
+"Fast Inference from Transformers via Speculative Decoding" (2023), sec. 3.3 and 3.5.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 #: parts of a round that are timed apart; ``sampling`` is the rest: acceptance, choice of tokens, and Python
@@ -112,3 +121,115 @@ def token_seconds(rounds: Sequence[Round], row: int) -> list[float]:
     return [first.seconds / first.emitted[row]] * first.emitted[row] + (
         [sum(r.seconds for r in rest) / later] * later if later else []
     )
+
+
+#: weight of a round's counts after each later round: the counts of the last 50 rounds or so decide
+_DISCOUNT = 0.98
+#: acceptance assumed before the first round, and the number of drafts that this assumption weighs as much as
+_PRIOR, _PRIOR_WEIGHT = 0.8, 10.0
+#: number of drafts that the acceptance of all positions weighs as much as in the estimate for one position
+_SHARED_WEIGHT = 8.0
+#: number of rounds whose times count; their median is robust against a round that was interrupted
+_TIMED = 9
+#: predicted gain in tokens per second from which on gamma changes: to a value already timed, and to an untimed one,
+#: whose verification might have to be captured first
+_MARGIN, _NEW_MARGIN = 0.01, 0.03
+#: gamma of the first rounds, while nothing is known (QuantSpec, Table 6: best at 4 or 6)
+_FIRST = 4
+
+
+class Gamma:
+    """Chooser of gamma for each round of one generation.
+
+    The choice depends on the recorded numbers only, not on chance. A value that was never tried is tried only if it is
+    predicted to be faster than the present one by 3 %, with the verification time of the nearest values that were
+    timed, so no round is spent on exploration alone. Counts of old rounds fade: a wrong estimate for late positions
+    falls back to the acceptance of all positions.
+
+    Raises:
+        ValueError: a choice is below 1, or there is none.
+    """
+
+    def __init__(self, choices: Iterable[int] = range(1, 9)) -> None:
+        self.choices = tuple(sorted(set(choices)))
+        if not self.choices or self.choices[0] < 1:
+            raise ValueError(f"choices={self.choices}: expected at least one number, all of them at least 1")
+        self.current = min(self.choices, key=lambda gamma: abs(gamma - _FIRST))
+        self._accepted = [0.0] * self.choices[-1]
+        self._tried = [0.0] * self.choices[-1]
+        self._draft: deque[float] = deque(maxlen=_TIMED)
+        self._verify: dict[int, deque[float]] = {}
+
+    def next(self) -> int:
+        """Return the gamma of the next round; 4, or the choice closest to it, until the times of a round are known."""
+        if not self._draft or not self._verify:
+            return self.current
+        rates = {gamma: self.rate(gamma) for gamma in self.choices}
+        gains = {
+            gamma: rate / rates[self.current] - 1.0 - (_MARGIN if gamma in self._verify else _NEW_MARGIN)
+            for gamma, rate in rates.items()
+            if gamma != self.current
+        }
+        best = max(gains, key=lambda gamma: gains[gamma], default=self.current)
+        if gains and gains[best] > 0.0:
+            self.current = best
+        return self.current
+
+    def record(
+        self,
+        gamma: int,
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        draft_seconds: float | None,
+        verify_seconds: float | None,
+    ) -> None:
+        """Take note of one round with `gamma` drafts.
+
+        Args:
+            drafted: number of drafts that each row was allowed to accept; 0 for a row that had ended.
+            draft_seconds: seconds of all drafts of the round; None: not measured.
+            verify_seconds: seconds of the verification; None: not measured.
+        """
+        self._accepted = [_DISCOUNT * count for count in self._accepted]
+        self._tried = [_DISCOUNT * count for count in self._tried]
+        for limit, agreed in zip(drafted, accepted, strict=True):
+            # the first refused draft was tried too; those behind it tell nothing
+            for position in range(min(agreed + 1, limit, len(self._tried))):
+                self._tried[position] += 1.0
+                self._accepted[position] += position < agreed
+        if draft_seconds is not None and gamma > 0:
+            self._draft.append(draft_seconds / gamma)
+        if verify_seconds is not None:
+            self._verify.setdefault(gamma, deque(maxlen=_TIMED)).append(verify_seconds)
+
+    def acceptance(self, position: int) -> float:
+        """Return the estimated probability that a draft, at a position from 0, is accepted if all before it were."""
+        shared = (sum(self._accepted) + _PRIOR * _PRIOR_WEIGHT) / (sum(self._tried) + _PRIOR_WEIGHT)
+        return (self._accepted[position] + shared * _SHARED_WEIGHT) / (self._tried[position] + _SHARED_WEIGHT)
+
+    def tokens(self, gamma: int) -> float:
+        """Return the expected number of tokens that a row gains in a round with `gamma` drafts."""
+        total = chance = 1.0
+        for position in range(gamma):
+            chance *= self.acceptance(position)
+            total += chance
+        return total
+
+    def rate(self, gamma: int) -> float:
+        """Return the expected number of tokens per second and row with `gamma` drafts per round."""
+        return self.tokens(gamma) / (gamma * median(self._draft) + self._verification(gamma))
+
+    def _verification(self, gamma: int) -> float:
+        """Return the verification's seconds: measured, or interpolated between the nearest values that were timed.
+
+        Beyond the timed values, the nearest one stands for the others: the time hardly depends on the number of tokens
+        as long as it is spent on reading weights and cache.
+        """
+        below = max((timed for timed in self._verify if timed <= gamma), default=None)
+        above = min((timed for timed in self._verify if timed >= gamma), default=None)
+        if below is None or above is None or below == above:
+            nearest = above if below is None else below
+            assert nearest is not None
+            return median(self._verify[nearest])
+        low, high = median(self._verify[below]), median(self._verify[above])
+        return low + (high - low) * (gamma - below) / (above - below)

@@ -4,7 +4,7 @@ A round is gamma replays of a pass over one token, whose output is the input of 
 pass over gamma + 1 tokens, which also accepts drafts and prepares the next round
 (:mod:`kvbench.decoding.round_passes`). The host waits once per round, for the tokens. It then queues the next round at
 once and updates the lengths of the cache while the device works. Only if the method has to pack or drop tokens first,
-the host updates the cache before (:mod:`kvbench.decoding.ledger`). Draft and target may use the caches of any methods.
+the host updates the cache before (:mod:`kvbench.decoding.tables`). Draft and target may use the caches of any methods.
 Tokens are those of eager rounds (:class:`kvbench.decoding.speculative.Eager`), although gamma tokens are drafted even
 if fewer can be accepted.
 """
@@ -23,13 +23,13 @@ from kvbench.attention.phases import NotServed
 from kvbench.cache import KVCache
 from kvbench.decoding.drafting import Drafter
 from kvbench.decoding.graphs import Captured, Tokens, reason
-from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.recordable import NotCaptured
 from kvbench.decoding.recorded import settle
 from kvbench.decoding.round_passes import Draft, Shared, Verification
 from kvbench.decoding.round_times import Round
 from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.decoding.speculative import Engine, taken
+from kvbench.decoding.tables import Ledger
 from kvbench.errors import CacheError
 from kvbench.methods.speculation import Speculation
 from kvbench.util.failures import is_out_of_memory

@@ -23,9 +23,8 @@ from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
 from kvbench.decoding.drafting import Drafter, draw_tokens
-from kvbench.decoding.gamma import Gamma
 from kvbench.decoding.passes import check_cache, forward, now, prefill
-from kvbench.decoding.round_times import Round
+from kvbench.decoding.round_times import Gamma, Round
 from kvbench.decoding.sampling import Sampling, Stopping, probabilities
 from kvbench.methods.speculation import Speculation
 

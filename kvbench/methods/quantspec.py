@@ -56,10 +56,10 @@ class QuantSpec(RecencyMethod):
     Args:
         gamma: tokens drafted per round (paper: 1 to 6, chosen by search). 0: no speculation; the target alone decodes.
             ``auto``: 1 to 8, chosen for each round from measured times and the running acceptance
-            (:class:`kvbench.decoding.gamma.Gamma`), so that the choice depends on the machine. The buffer is flushed
-            between rounds: with ``target=int8`` the number of drafts decides when tokens are packed, and thereby also
-            greedy tokens where two are almost equally probable; with ``target=fp16`` it does not. Sampled tokens differ
-            from run to run.
+            (:class:`kvbench.decoding.round_times.Gamma`), so that the choice depends on the machine. The buffer is
+            flushed between rounds: with ``target=int8`` the number of drafts decides when tokens are packed, and
+            thereby also greedy tokens where two are almost equally probable; with ``target=fp16`` it does not. Sampled
+            tokens differ from run to run.
         draft: cache that the draft reads. ``upper``: the upper nibbles of the target's cache (QuantSpec). ``full``:
             both nibbles of it, to isolate the effect of the draft's weights (Fig. 5). The name of another method
             (``streamingllm`` and ``snapkv``, which are the paper's baselines, or ``kivi``, ``logquant``, ...): a second

@@ -20,7 +20,7 @@ class Speculation:
 
     Args:
         gamma: tokens drafted per round; ``auto``: 1 to 8, chosen for each round from measured times and the running
-            acceptance (:class:`kvbench.decoding.gamma.Gamma`).
+            acceptance (:class:`kvbench.decoding.round_times.Gamma`).
         draft: what the draft attends to. ``upper``: only the upper nibbles of the target's cache; ``full``: all of the
             target's cache. Any other value names a method; the draft then reads a second cache of the same tokens, made
             with that method (:meth:`kvbench.cache.KVCache.lead`).

@@ -35,7 +35,7 @@ _RECORDING = (
 
 #: modules of decoding that serve captured steps alone, which only a GPU has
 _CAPTURED = (
-    *("compiled", "graphs", "joined", "ledger", "recordable", "recorded", "replay", "round_passes", "rounds"),
+    *("compiled", "graphs", "recordable", "recorded", "replay", "round_passes", "rounds"),
     *("segments", "tables"),
 )
 

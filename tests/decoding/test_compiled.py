@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.attention import fused, phases
-from kvbench.decoding import compiled, graphs, joined, speculative
+from kvbench.decoding import compiled, graphs, speculative
 from kvbench.decoding.autoregressive import decode_eagerly
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.recorded import Step
@@ -42,20 +42,20 @@ def llama() -> nn.Module:
 def test_joined_layers_are_slices_of_one_product(llama: nn.Module) -> None:
     """Same outputs, same weights, one buffer; joining again makes no other."""
     attention, x = llama.model.layers[0].self_attn, torch.randn(1, 1, 256)
-    wanted = [getattr(attention, name)(x) for name in joined.JOINED[0]]
+    wanted = [getattr(attention, name)(x) for name in compiled.JOINED[0]]
     weights = {name: value.clone() for name, value in llama.state_dict().items()}
     undo: list[Callable[[], None]] = []
-    joined.join(attention, joined.JOINED[0], undo)
-    assert all("forward" in getattr(attention, name).__dict__ for name in joined.JOINED[0])
-    for name, out in zip(joined.JOINED[0], wanted, strict=True):
+    compiled.join(attention, compiled.JOINED[0], undo)
+    assert all("forward" in getattr(attention, name).__dict__ for name in compiled.JOINED[0])
+    for name, out in zip(compiled.JOINED[0], wanted, strict=True):
         torch.testing.assert_close(getattr(attention, name)(x), out)
     for each in reversed(undo):
         each()
-    assert all("forward" not in getattr(attention, name).__dict__ for name in joined.JOINED[0])
+    assert all("forward" not in getattr(attention, name).__dict__ for name in compiled.JOINED[0])
     assert all(torch.equal(weights[name], value) for name, value in llama.state_dict().items())
-    linears = [getattr(attention, name) for name in joined.JOINED[0]]
-    whole = joined.whole_weight(linears)
-    assert whole.data_ptr() == linears[0].weight.data_ptr() == joined.whole_weight(linears).data_ptr()
+    linears = [getattr(attention, name) for name in compiled.JOINED[0]]
+    whole = compiled.whole_weight(linears)
+    assert whole.data_ptr() == linears[0].weight.data_ptr() == compiled.whole_weight(linears).data_ptr()
     assert torch.equal(whole, torch.cat([each.weight for each in linears]))
 
 
@@ -81,7 +81,7 @@ class Twice(Attention):
 def count_joined(module: nn.Module, names: Sequence[str]) -> int:
     """Linear layers that were joined."""
     undo: list[Callable[[], None]] = []
-    joined.join(module, names, undo)
+    compiled.join(module, names, undo)
     return len(undo)
 
 
@@ -90,13 +90,13 @@ def test_what_cannot_be_joined_is_left_alone(llama: nn.Module) -> None:
     """One bias of three, a forward pass of its own, a missing layer, another order of calls."""
     attention, other = (layer.self_attn for layer in llama.model.layers)
     attention.q_proj.bias = nn.Parameter(torch.zeros(attention.q_proj.out_features))
-    assert count_joined(attention, joined.JOINED[0]) == 0
+    assert count_joined(attention, compiled.JOINED[0]) == 0
     other.q_proj.forward = lambda x: x
-    assert count_joined(other, joined.JOINED[0]) == 0
-    assert count_joined(llama.model.layers[0].mlp, joined.JOINED[0]) == 0
-    assert count_joined(llama.model.layers[0].mlp, joined.JOINED[1]) == 2
-    assert count_joined(Attention(), joined.JOINED[0]) == 0
-    assert count_joined(Twice(), joined.JOINED[0]) == 3
+    assert count_joined(other, compiled.JOINED[0]) == 0
+    assert count_joined(llama.model.layers[0].mlp, compiled.JOINED[0]) == 0
+    assert count_joined(llama.model.layers[0].mlp, compiled.JOINED[1]) == 2
+    assert count_joined(Attention(), compiled.JOINED[0]) == 0
+    assert count_joined(Twice(), compiled.JOINED[0]) == 3
 
 
 @torch.no_grad()
@@ -105,9 +105,9 @@ def test_any_module_s_products_are_its_own(kind: type[Attention], monkeypatch: p
     """Whatever the order, whatever is read; nothing is left behind."""
     module, x = kind(), torch.randn(1, 1, 8)
     wanted = module(x)
-    made: list[joined.Product] = []
-    monkeypatch.setattr(joined, "Product", lambda known=joined.Product: made.append(known()) or made[-1])
-    joined.products(module, [])
+    made: list[compiled.Product] = []
+    monkeypatch.setattr(compiled, "Product", lambda known=compiled.Product: made.append(known()) or made[-1])
+    compiled.products(module, [])
     for _ in range(2):
         torch.testing.assert_close(module(x), wanted)
     x += 1
@@ -119,13 +119,13 @@ def test_any_module_s_products_are_its_own(kind: type[Attention], monkeypatch: p
 def test_biases_and_weights_in_another_order_are_their_own() -> None:
     """Joined with their biases; a buffer that holds the weights in another order does not count as joined."""
     module, x = Twice(), torch.randn(1, 1, 8)
-    for name in joined.JOINED[0]:
+    for name in compiled.JOINED[0]:
         getattr(module, name).bias = nn.Parameter(torch.randn(8))
     buffer = torch.randn(24, 8)
     for number, name in enumerate(("q_proj", "v_proj", "k_proj")):
         getattr(module, name).weight.data = buffer[8 * number : 8 * number + 8]
     wanted = module(x)
-    assert count_joined(module, joined.JOINED[0]) == 3
+    assert count_joined(module, compiled.JOINED[0]) == 3
     torch.testing.assert_close(module(x), wanted)
 
 
@@ -232,7 +232,7 @@ def test_a_recorded_layer_is_one_graph(llama: nn.Module, single: bool) -> None:
         wanted = once()
         for layer in llama.model.layers:
             if single:
-                joined.products(layer, [])
+                compiled.products(layer, [])
             layer.forward = torch.compile(layer.forward, backend=backend, fullgraph=True, dynamic=False)
         torch.testing.assert_close(once(), wanted)
     assert len(graphs) == 1
@@ -283,12 +283,12 @@ def test_joined_4_bit_layers_are_slices_of_one_product(llama: nn.Module) -> None
     """The draft's weights, stacked in place once; the target's are joined apart from them."""
     int4.attach(llama, "all")
     attention, x = llama.model.layers[0].self_attn, torch.randn(1, 3, 256)
-    names = joined.JOINED[0]
+    names = compiled.JOINED[0]
     for drafting in (True, False):
         modules = [getattr(attention, name) for name in names]
         wanted = [(module.draft if drafting else module.exact)(x) for module in modules]
         undo: list[Callable[[], None]] = []
-        joined.join(attention, names, undo, drafting)
+        compiled.join(attention, names, undo, drafting)
         assert len(undo) == 3
         for module, out in zip(modules, wanted, strict=True):
             torch.testing.assert_close(module(x), out)
@@ -296,8 +296,8 @@ def test_joined_4_bit_layers_are_slices_of_one_product(llama: nn.Module) -> None
         for restore in reversed(undo):
             restore()
     drafts = [getattr(attention, name).draft for name in names]
-    whole = joined.whole_int4(drafts)
-    assert whole.codes.data_ptr() == drafts[0].codes.data_ptr() == joined.whole_int4(drafts).codes.data_ptr()
+    whole = compiled.whole_int4(drafts)
+    assert whole.codes.data_ptr() == drafts[0].codes.data_ptr() == compiled.whole_int4(drafts).codes.data_ptr()
     assert whole.rows == sum(draft.out_features for draft in drafts)
     int4.detach(llama)
 
@@ -357,7 +357,7 @@ def test_all_products_of_a_layer_use_the_chosen_weights_and_are_given_back(llama
     modules = [getattr(owner, name) for owner, name in places]
     wanted = [(module.draft if drafting else module.exact)(x) for module in modules]
     undo: list[Callable[[], None]] = []
-    joined.products(layer, undo, drafting)
+    compiled.products(layer, undo, drafting)
     assert len(undo) == 7 and "forward" in layer.mlp.down_proj.__dict__
     for module, out in zip(modules, wanted, strict=True):
         torch.testing.assert_close(module(x), out, rtol=1e-4, atol=1e-5)
@@ -370,8 +370,8 @@ def test_all_products_of_a_layer_use_the_chosen_weights_and_are_given_back(llama
 
 def test_a_forward_function_that_was_replaced_before_comes_back() -> None:
     module = nn.Linear(2, 2)
-    restore = joined.replaced(module, len)
-    again = joined.replaced(module, max)
+    restore = compiled.replaced(module, len)
+    again = compiled.replaced(module, max)
     assert module.__dict__["forward"] is max
     again()
     assert module.__dict__["forward"] is len
@@ -393,7 +393,7 @@ def test_layers_of_different_kinds_are_not_joined(change: Callable[[nn.Module], 
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            for name in joined.JOINED[0]:
+            for name in compiled.JOINED[0]:
                 setattr(self, name, nn.Linear(16, 8, bias=False))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -401,8 +401,8 @@ def test_layers_of_different_kinds_are_not_joined(change: Callable[[nn.Module], 
 
     alike, other = Block(), Block()
     undo: list[Callable[[], None]] = []
-    joined.join(alike, joined.JOINED[0], undo)
+    compiled.join(alike, compiled.JOINED[0], undo)
     assert len(undo) == 3
     change(other)
-    joined.join(other, joined.JOINED[0], undo)
+    compiled.join(other, compiled.JOINED[0], undo)
     assert len(undo) == 3

@@ -14,11 +14,11 @@ from kvbench.attention.recorded import recording
 from kvbench.cache.kernels import at_once
 from kvbench.decoding import graphs, recordable
 from kvbench.decoding.autoregressive import decode_eagerly, generate
-from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.recorded import Step
 from kvbench.decoding.round_passes import Draft, Shared
 from kvbench.decoding.sampling import Sampling, Stopping
+from kvbench.decoding.tables import Ledger
 from kvbench.errors import CacheError, NonFiniteError
 from kvbench.methods import load_method
 from kvbench.methods.fp16 import FP16

@@ -179,9 +179,9 @@ def test_peak_of_a_prefill_is_what_was_measured_with_stock_transformers():
 
 
 def test_slices_of_the_feed_forward_layer_leave_attention_as_the_largest():
-    from kvbench.decoding import passes, slices
+    from kvbench.decoding import passes
 
-    assert (SLICE, LONG) == (slices.SLICE, slices.LONG)
+    assert (SLICE, LONG) == (passes.SLICE, passes.LONG)
     assert TOGETHER == passes.TOGETHER
     a, b = 3 * 11008, 4 * 4096
     attention = 2 * 4096 + 128 * (3 * 32 + 4 * 32)
