@@ -15,9 +15,10 @@ from typing import Any
 from kvbench.cli import report_page
 from kvbench.cli.report_runs import RUNS, Code, begun, find_run, marked
 from kvbench.errors import ConfigError, KvbenchError
+from kvbench.metrics import ruler
 from kvbench.page.data import FollowedSweep
 from kvbench.results import code as codes
-from kvbench.results import compare, ranking, record, ruler, sweeps, tables
+from kvbench.results import compare, ranking, record, sweeps, tables
 from kvbench.results.columns import LIST, RunLine, shown_columns
 from kvbench.results.store import RunStore, find_runs
 from kvbench.results.sweeps import Progress, Sweep

@@ -1,5 +1,7 @@
 """Columns of all tables of runs. To add a column, add an entry to :data:`COLUMNS`.
 
+Columns of fidelity show a comparison of predictions with fp16's.
+
 Terminal tables, markdown, CSV and ``kvbench.report`` all use this list. The functions of a column take a line with the
 typed record of a run (:mod:`kvbench.results.record`), which has defaults for keys that older versions did not write.
 """
@@ -12,11 +14,46 @@ from typing import Any, Generic, TypeVar
 
 from kvbench.metrics import intervals
 from kvbench.results import code as codes
-from kvbench.results import fidelity_columns
 from kvbench.results.aggregate import interval_of, pair_interval
 from kvbench.results.record import Metrics
-from kvbench.results.record_scores import Mean, Pair, RoundTimes, Score
+from kvbench.results.record_scores import Fidelity, Mean, Pair, RoundTimes, Score
 from kvbench.util.table import Cell, seconds, size
+
+
+def fidelity_cell(compared: Fidelity) -> Cell:
+    """Return the mean and the 99.9 % percentile of the KL divergence, with the share of equal first choices below."""
+    kld, same = compared.kld, compared.same_top
+    return Cell(f"KL {kld.mean:.3g} nats, 99.9 % {kld.p99_9:.3g}", f"same top {100 * same.share:.2f} %")
+
+
+def _fidelity_reader(read: Callable[[Fidelity], Any]) -> Callable[[Score], Any]:
+    return lambda score: score.fidelity and read(score.fidelity)
+
+
+#: figures in CSV files: heading after the task's name, and function that reads the figure
+FIGURES: dict[str, Callable[[Score], Any]] = {
+    "kld_mean": _fidelity_reader(lambda compared: compared.kld.mean),
+    "kld_low": _fidelity_reader(lambda compared: compared.kld.low),
+    "kld_high": _fidelity_reader(lambda compared: compared.kld.high),
+    "kld_median": _fidelity_reader(lambda compared: compared.kld.median),
+    "kld_p90": _fidelity_reader(lambda compared: compared.kld.p90),
+    "kld_p95": _fidelity_reader(lambda compared: compared.kld.p95),
+    "kld_p99": _fidelity_reader(lambda compared: compared.kld.p99),
+    "kld_p99.9": _fidelity_reader(lambda compared: compared.kld.p99_9),
+    "kld_max": _fidelity_reader(lambda compared: compared.kld.max),
+    "kld_rms": _fidelity_reader(lambda compared: compared.kld.rms),
+    "change_mean": _fidelity_reader(lambda compared: compared.change.mean),
+    "change_rms": _fidelity_reader(lambda compared: compared.change.rms),
+    "same_top": _fidelity_reader(lambda compared: compared.same_top.share),
+    "growth_per_1000": _fidelity_reader(lambda compared: compared.growth and compared.growth.per_1000),
+    "never_left": _fidelity_reader(lambda compared: compared.left and compared.left.never),
+    "left_median": _fidelity_reader(lambda compared: compared.left and compared.left.median),
+    "left_gap": _fidelity_reader(lambda compared: compared.left and compared.left.gap),
+    "worst_layer": _fidelity_reader(lambda compared: compared.layers and compared.layers.worst),
+    "positions": _fidelity_reader(lambda compared: compared.positions),
+    "prompts": _fidelity_reader(lambda compared: compared.prompts),
+}
+
 
 Line = TypeVar("Line")
 
@@ -86,7 +123,7 @@ def _of_score(key: str, *, compared: bool = False) -> Column[RunLine]:
             f"{key} nll": value(lambda score: score.nll and score.nll.mean),
             f"{key} ppl": value(lambda score: score.perplexity and score.perplexity.ppl),
             f"{key} bits_per_byte": value(lambda score: score.perplexity and score.perplexity.bits_per_byte),
-            **({f"{key} {name}": value(read) for name, read in fidelity_columns.FIGURES.items()} if compared else {}),
+            **({f"{key} {name}": value(read) for name, read in FIGURES.items()} if compared else {}),
         },
     )
 
@@ -128,7 +165,7 @@ def score_cell(entry: Score | Mean | None) -> Cell:
     """
     perplexity = entry.perplexity if isinstance(entry, Score) else None
     if isinstance(entry, Score) and entry.fidelity:
-        return fidelity_columns.fidelity_cell(entry.fidelity)
+        return fidelity_cell(entry.fidelity)
     if perplexity:
         interval = intervals.of_moments(perplexity.ppl, perplexity.stderr, perplexity.windows or 0)
         return Cell(

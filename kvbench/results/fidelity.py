@@ -26,7 +26,7 @@ _LEVELS = {"kld_median": 50.0, "kld_p99_9": 99.9}
 
 
 def fold_fidelity_rows(group: Sequence[Row]) -> dict[str, Any] | None:
-    """Fold the rows of one task into the fields of :class:`kvbench.results.record_fidelity.Fidelity`.
+    """Fold the rows of one task into the fields of :class:`kvbench.results.record_scores.Fidelity`.
 
     The result is None if the rows are results of another kind, or no position was decoded.
     """
@@ -162,7 +162,7 @@ def pair_fidelity(a: Sequence[Row], b: Sequence[Row]) -> dict[str, dict[str, flo
 
 
 def departure(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Summarize where greedy answers leave fp16's (:class:`kvbench.results.record_fidelity.Departure`).
+    """Summarize where greedy answers leave fp16's (:class:`kvbench.results.record_scores.Departure`).
 
     Of each answer, ``at`` is the first differing index or None, ``compared`` the number of compared tokens, and
     ``gap``, where it is known, fp16's at that index.

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvbench.errors import DataError
 from kvbench.results.inter_token import LatencyFit, crossing, fit_latency
-from kvbench.results.same_work import allocated_compression, cache_bound, nominal_compression, same_work_ratio
+from kvbench.results.points import allocated_compression, cache_bound, nominal_compression, same_work_ratio
 
 Row = dict[str, Any]
 #: coefficient of variation over processes above which a point counts as unstable

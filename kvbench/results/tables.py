@@ -19,9 +19,8 @@ from rich.text import Text
 
 from kvbench.results import inter_token, record
 from kvbench.results.columns import TABLE, Column, RunLine, shown_columns
-from kvbench.results.findings import findings
 from kvbench.results.labels import UNSAID, labels
-from kvbench.results.notes import notes, untouched
+from kvbench.results.notes import findings, notes, untouched
 from kvbench.results.point_columns import POINT_COLUMNS, PointLine
 from kvbench.results.points import has_points
 from kvbench.util import table

@@ -14,8 +14,7 @@ from kvbench.results import fidelity
 from kvbench.results.aggregate import scores
 from kvbench.results.columns import RunLine, of_scores, score_cell
 from kvbench.results.compare import Comparison, comparison_csv, comparison_markdown
-from kvbench.results.record_fidelity import Fidelity
-from kvbench.results.record_scores import Score
+from kvbench.results.record_scores import Fidelity, Score
 from kvbench.results.tables import answer_lines
 from kvbench.results.typed import plain_tree, read_typed
 

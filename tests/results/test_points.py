@@ -1,4 +1,7 @@
-"""Points of time and memory, compared with those of fp16."""
+"""Points of time and memory, compared with those of fp16.
+
+Compression, speed-up and the bound on it, computed by hand.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from kvbench.results.points import headline, summarize_points
+from kvbench.results.points import (
+    allocated_compression,
+    cache_bound,
+    headline,
+    nominal_compression,
+    same_work_ratio,
+    summarize_points,
+)
 
 
 def row(batch: int, rate: float | None, status: str = "ok", length: int = 512) -> dict[str, Any]:
@@ -96,3 +106,23 @@ def test_every_figure_of_a_point_is_kept_but_those_that_become_others() -> None:
     kept = {"kv_used": 10, "kv_reserved": 20, "peak_prefill": 8, "peak_decode": 4, "kv_ratio": 4.0}
     compression = {"r_nom": 32 / 6, "r_alloc": 40 / (4 - 2)}
     assert figures == {**kept, "kv_ratio_reserved": 2.0, **compression}
+
+
+def test_nominal_compression_is_that_of_the_formats():
+    assert nominal_compression(4, 4) == 4 and nominal_compression(2, 2) == 8
+    # a quarter of the layers in bf16, the others k4v2: 1 / (1/4 + 3/4 * 6/32)
+    mixed = 0.25 * 16
+    assert nominal_compression(mixed + 0.75 * 4, mixed + 0.75 * 2) == pytest.approx(1 / (0.25 + 0.75 * 6 / 32))
+    assert nominal_compression(8, 8, full_bits=32) == 4
+
+
+def test_allocated_compression_counts_all_memory_beyond_the_weights():
+    assert allocated_compression(full_bytes=800, peak=1200, weights=1000) == 4
+
+
+def test_the_bound_of_the_cache_by_hand():
+    """20 ms, of which 10 ms read 40 GB at 4 TB/s: a cache of 10 GB read at 5 TB/s leaves 12 ms."""
+    assert cache_bound(0.020, 40e9, 4e12, 10e9, 5e12) == pytest.approx(0.020 / 0.012)
+    assert same_work_ratio(0.020, 0.016) == pytest.approx(1.25)
+    # nothing is gained if fp16's own cache is already read at the peak rate
+    assert cache_bound(0.020, 40e9, 5e12, 40e9, 5e12) == pytest.approx(1)

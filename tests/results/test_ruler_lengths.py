@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvbench.results import ruler
+from kvbench.metrics import ruler
 from kvbench.tasks.ruler.frame import KINDS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvbench.results.findings import effect, findings, memory_finding
+from kvbench.results.notes import effect, findings, memory_finding
 
 
 def run(name, diff, stderr, ratio=4.29, n=40, status="ok"):
