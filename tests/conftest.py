@@ -55,7 +55,7 @@ LONG = (
     "experiments/test_quantspec.py",
     "runner/test_stored.py",
     "runner/test_sources.py",
-    "cli/test_sweep.py",
+    "cli/test_plan.py",
     "tasks/test_longbench.py",
     "results/test_tables.py",
     "hub/test_end_to_end.py",

@@ -22,12 +22,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from kvbench.cli import ray_options, settings
+from kvbench.cli import hydra_options, settings
 from kvbench.cli.expand import check_sweeps
 from kvbench.cli.extra import check_folder
-from kvbench.cli.keys import Keys
 from kvbench.cli.model_choice import accept, fill_from_checkpoint
 from kvbench.cli.overrides import (
+    Keys,
     check_hydras,
     check_number,
     check_repeats,
@@ -78,7 +78,7 @@ class Composer:
     """
 
     def __init__(self, extra: Path | None = None) -> None:
-        ray_options.store()
+        hydra_options.store()
         if extra is not None:
             check_folder(extra.absolute())
         self.extra = extra.absolute() if extra else None

@@ -21,11 +21,11 @@ from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from kvbench.cli import job, launchers, plan, sweep, unit
+from kvbench.cli import job, launchers, plan, unit
 from kvbench.cli.arguments import Arguments
 from kvbench.cli.compose import Composer
+from kvbench.cli.hydra_options import help_as_text
 from kvbench.cli.job import Outcome
-from kvbench.cli.parser import help_as_text
 from kvbench.cli.unit import JOBS, run_unit
 from kvbench.errors import KvbenchError
 from kvbench.parallel import launch
@@ -135,7 +135,7 @@ def prepare_sweep(
     os.environ[JOBS] = str(len(planned))
     os.environ[SIDE_BY_SIDE] = "1" if launcher in ("joblib", "submitit_local", "ray") else ""
     current = _sweep_folder(argv, planned, launcher, named[-1] if named else None)
-    os.environ[sweep.TOKEN] = current.manifest.token
+    os.environ[plan.TOKEN] = current.manifest.token
     todo, ended = list(planned), []
     if launcher != "local":  # a job of another process costs a start, and a machine without the results repeats it all
         ended = [outcome for one in planned if (outcome := _finished(current, one, extra)) is not None]
@@ -167,11 +167,11 @@ def _sweep_folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, na
         folder.mkdir(parents=True, exist_ok=True)
         before = _sweep_of_command(folder, command)
     else:
-        before = sweeps.newest(sweep.SWEEPS, command)
-        folder = before.folder if before is not None else sweep.new_folder()
+        before = sweeps.newest(plan.SWEEPS, command)
+        folder = before.folder if before is not None else plan.new_folder()
     if before is not None and _repeats(planned) and before.counts()["done"] == len(planned):
         before = None  # all was repeated: the same command repeats it once more
-        folder = folder if named is not None else sweep.new_folder()
+        folder = folder if named is not None else plan.new_folder()
     if before is not None and [(one.number, one.overrides) for one in before.manifest.jobs] == [
         (one.number, one.overrides) for one in planned
     ]:
@@ -179,7 +179,7 @@ def _sweep_folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, na
         say(f"sweep {before.manifest.id}: continued; {', '.join(f'{n} {state}' for state, n in counts.items() if n)}")
         current = before
     else:
-        folder = folder if named is not None or before is None else sweep.new_folder()
+        folder = folder if named is not None or before is None else plan.new_folder()
         current = Sweep(folder, replace(manifest, id=folder.name))
         current.manifest.write(folder)
         say(
@@ -217,7 +217,7 @@ def _finished(current: Sweep, one: Job, extra: Path | None) -> Outcome | None:
     It must run if its record or its run is missing, its run is another one now (its data or weights have changed), the
     code has changed, rows are missing, or the logger may have something to send.
     """
-    outcome = sweep.outcome(current.folder, one.number, current.manifest.token)
+    outcome = plan.outcome(current.folder, one.number, current.manifest.token)
     metrics = (outcome or {}).get("metrics") or {}
     if outcome is None or outcome["status"] not in sweeps.FINAL or not metrics.get("run_dir"):
         return None
@@ -254,7 +254,7 @@ def conclude(call: Call, *, interrupted: bool = False) -> int:
         driver = folder / sweeps.DRIVER
         if json.loads(driver.read_text(encoding="utf-8")) == sweeps.here():  # another call may have continued the sweep
             driver.unlink()
-    by_number = {outcome["number"]: outcome for outcome in sweep.outcomes(folder, say)}
+    by_number = {outcome["number"]: outcome for outcome in plan.outcomes(folder, say)}
     by_number |= {outcome["number"]: outcome for outcome in call.ended} | unit.outcomes
     done = [by_number[number] for number in sorted(by_number)]
     rows = ranking.best_first([outcome["metrics"] for outcome in done if outcome.get("metrics")])
@@ -287,9 +287,9 @@ def _record_late(folder: Path, token: str) -> int:
     """Try again to write the records of this process's jobs that could not be written; return how many still cannot."""
     unwritten = 0
     for number, outcome in unit.outcomes.items():
-        if launch.rank() == 0 and sweep.outcome(folder, number, token) is None:
+        if launch.rank() == 0 and plan.outcome(folder, number, token) is None:
             try:
-                sweep.record(folder, number, outcome)
+                plan.record(folder, number, outcome)
             except OSError:
                 unwritten += 1
     return unwritten
@@ -297,7 +297,7 @@ def _record_late(folder: Path, token: str) -> int:
 
 def _keep_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     try:
-        path = sweep.keep_table(folder, tables.runs_markdown(rows), tables.runs_csv(rows))
+        path = plan.keep_table(folder, tables.runs_markdown(rows), tables.runs_csv(rows))
         say(f"table: {path} and, as CSV, in the same folder")
     except OSError as error:
         say(f"the sweep's table cannot be written to {folder}: {error.strerror or error}")

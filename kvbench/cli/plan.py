@@ -1,4 +1,7 @@
-"""The plan of a sweep: its jobs in the order in which they run, their labels, and the units that a launcher gets.
+"""A sweep: its plan, and the record of its jobs.
+
+The plan has the jobs in the order in which they run, their labels, and the units that a launcher gets. The record is a
+file per job, written by the process that ran it, and the table of all jobs.
 
 Hydra receives the jobs as the values of one key, ``job``. Each value holds the overrides of a job, or of several jobs
 that run together (a unit), and is decoded by the process that runs it. So the order of the jobs, and which of them run,
@@ -7,12 +10,21 @@ are decided here and not by Hydra's sweeper.
 
 from __future__ import annotations
 
+import json
+import os
+import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
 from kvbench.cli.settings import KEY as SETTING
-from kvbench.results.sweeps import Job
+from kvbench.errors import KvbenchError
+from kvbench.results import sweeps
+from kvbench.results.sweeps import SWEEPS, TOKEN, Job
+from kvbench.util import atomic
 
 #: key of Hydra's configuration that holds the overrides of a job
 JOB = "job"
@@ -159,3 +171,97 @@ def _ranks(keys: Sequence[tuple[str, ...]]) -> list[int]:
     """Return for each key the place of its first occurrence among the different keys."""
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     return [places[key] for key in keys]
+
+
+def new_folder() -> Path:
+    """Create a folder for the files of a sweep, and return its path; raise KvbenchError if it cannot be created.
+
+    It is named after the current time; a number is added if that name is taken.
+    """
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    for suffix in ("", *(f"_{i}" for i in range(2, 1000))):
+        folder = SWEEPS / f"{stamp}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if not folder.is_dir():  # a parent is a file
+                raise KvbenchError(
+                    f"the folder {SWEEPS} cannot be created, because a file has the name of one of its parent folders."
+                    "\n  hint: rename that file, or start kvbench in another folder"
+                ) from None
+        except OSError as error:
+            raise KvbenchError(
+                f"the folder {folder} cannot be created: {error.strerror or error}.\n"
+                "  hint: start kvbench in a folder to which you can write"
+            ) from error
+        else:
+            return folder
+    raise KvbenchError(
+        f"a thousand sweeps with the name {SWEEPS / stamp} exist already.\n  hint: wait a second and "
+        "run the command again"
+    )
+
+
+def begin() -> None:
+    """Create a new id for the sweep that is about to start; it marks the sweep's records (see :func:`outcomes`).
+
+    The id is in an environment variable, so worker processes inherit it.
+    """
+    os.environ[TOKEN] = uuid.uuid4().hex
+
+
+def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
+    """Write the outcome of a job to a JSON file in the folder of the sweep.
+
+    It has ``status``, ``number``, ``overrides``, ``message`` and, if the job has any, ``metrics``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**outcome, "sweep": os.environ.get(TOKEN)}, indent=1, sort_keys=True) + "\n"
+    atomic.replace_file(sweeps.job_file(folder, number), text.encode())
+
+
+def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
+    """Return the outcomes of all jobs of this sweep that have recorded one, in the order of the jobs.
+
+    Files that are damaged or belong to another sweep in the same folder are skipped; `say` gets a line about each.
+    """
+    records = []
+    for path in sorted(folder.glob("job-*.json")):
+        outcome, problem = _read_outcome(path, os.environ.get(TOKEN))
+        if problem:
+            say(f"{path}: {problem}; skipped")
+        else:
+            records.append(outcome)
+    return sorted(records, key=lambda outcome: int(outcome["number"]))
+
+
+def keep_table(folder: Path, markdown: str, csv: str) -> Path:
+    """Write a sweep's table to its folder, as ``table.md`` and ``table.csv``, and return the path of ``table.md``.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.replace_file(folder / "table.csv", csv.encode())
+    atomic.replace_file(folder / "table.md", markdown.encode())
+    return folder / "table.md"
+
+
+def outcome(folder: Path, number: int, token: str) -> dict[str, Any] | None:
+    """Return the outcome of a job; None if it has not recorded a valid one with the mark `token` of this sweep."""
+    content, problem = _read_outcome(sweeps.job_file(folder, number), token)
+    return None if problem else content
+
+
+def _read_outcome(path: Path, token: str | None) -> tuple[dict[str, Any], str]:
+    """Return a job's outcome and the problem that excludes it, an empty string if there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        return {}, f"cannot be read ({error.strerror or error})"
+    except (ValueError, RecursionError):
+        return {}, "is not JSON"
+    if not isinstance(content, dict):
+        return {}, "is not a record of a job"
+    problem = sweeps.job_record_problem(content, token)
+    return ({} if problem == "is not a record of a job" else content), problem

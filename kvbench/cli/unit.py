@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from kvbench.cli import job, plan, sweep
+from kvbench.cli import job, plan
 from kvbench.cli.job import Outcome
 from kvbench.parallel import launch
 from kvbench.results import ranking, sweeps, tables
@@ -141,7 +141,7 @@ def _running(folder: Path, number: int) -> Iterator[Callable[[str], None]]:
     path = sweeps.running_file(folder, number)
 
     def note(run_id: str | None = None) -> None:
-        content = {**sweeps.here(), "sweep": os.environ.get(sweep.TOKEN), "run_id": run_id}
+        content = {**sweeps.here(), "sweep": os.environ.get(plan.TOKEN), "run_id": run_id}
         with suppress(OSError):  # it only informs those who watch
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic.replace_file(path, (json.dumps(content) + "\n").encode())
@@ -158,7 +158,7 @@ def _ended(folder: Path, number: int, outcome: Outcome) -> None:
     """Record the outcome of a job, and rewrite the table; what cannot be written is kept in this process."""
     outcomes[number] = outcome
     try:
-        sweep.record(folder, number, outcome)
+        plan.record(folder, number, outcome)
     except OSError as error:
         say(
             f"job {number + 1}: its record cannot be written to {folder}: {error.strerror or error}. Its samples are "
@@ -179,9 +179,9 @@ def refresh(folder: Path) -> None:
             with suppress(FileNotFoundError):
                 if began - table.stat().st_mtime < spent / SHARE:
                     return
-            rows = ranking.best_first([one["metrics"] for one in sweep.outcomes(folder) if one.get("metrics")])
+            rows = ranking.best_first([one["metrics"] for one in plan.outcomes(folder) if one.get("metrics")])
             if rows:
-                sweep.keep_table(folder, tables.runs_markdown(rows), tables.runs_csv(rows))
+                plan.keep_table(folder, tables.runs_markdown(rows), tables.runs_csv(rows))
                 (folder / ".table.seconds").write_text(f"{time.time() - began:.3f}")
     except (Timeout, OSError):  # the table is written once more when the sweep ends, which reports a full disk
         pass

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from kvbench.cli import calibrate, calibrate_options
+from kvbench.cli import calibrate
 from kvbench.errors import ConfigError, DataError
 from kvbench.util.schema import MOST_ROWS, MOST_TOKENS
 
 
 def asked(*texts: str) -> Any:
-    return calibrate_options.calibrate_parser("words").parse_args(
-        ["--model", "tiny", "--text", "mini", "python", *texts]
-    )
+    return calibrate.calibrate_parser("words").parse_args(["--model", "tiny", "--text", "mini", "python", *texts])
 
 
 def test_what_is_not_said_has_its_default() -> None:
@@ -43,14 +41,14 @@ def test_what_is_not_said_has_its_default() -> None:
     )
     assert (given.random, given.fisher, given.per_head, given.outliers) == (True, False, True, 0.5)
     assert (given.dtype, given.first_tokens, asked("--fisher").fisher) == ("float16", 3, True)
-    parsed = calibrate_options.calibrate_parser(None).parse_args(["method=oscar", "--model", "a", "--text", "b"])
+    parsed = calibrate.calibrate_parser(None).parse_args(["method=oscar", "--model", "a", "--text", "b"])
     assert (parsed.method, parsed.text) == ("method=oscar", ["b"])
     for wrong in (["--fisher", "--no-fisher"], ["--dtype", "int8"], ["--sequences", "1.5"]):
         with pytest.raises(SystemExit):
             asked(*wrong)
     for wrong in ([], ["--model", "a"], ["--text", "b"], ["method=kivi", "--model", "a", "--text", "b"]):
         with pytest.raises(SystemExit):
-            calibrate_options.calibrate_parser(None).parse_args(wrong)
+            calibrate.calibrate_parser(None).parse_args(wrong)
 
 
 @pytest.mark.parametrize(
@@ -62,19 +60,19 @@ def test_numbers_have_limits(option: str, least: int, most: int) -> None:
     for value in (least, most):
         given = asked()
         setattr(given, option, value)
-        calibrate_options.check_arguments(given)
+        calibrate.check_arguments(given)
     for value in (least - 1, most + 1):
         given = asked()
         setattr(given, option, value)
         with pytest.raises(ConfigError) as caught:
-            calibrate_options.check_arguments(given)
+            calibrate.check_arguments(given)
         assert (caught.value.key, caught.value.value) == (f"--{option.replace('_', '-')}", value)
         assert f"{least} to {most}" in str(caught.value)
 
 
 @pytest.mark.parametrize("share", ["0", "0.5"])
 def test_shares_of_outliers(share: str) -> None:
-    calibrate_options.check_arguments(asked("--outliers", share))
+    calibrate.check_arguments(asked("--outliers", share))
 
 
 @pytest.mark.parametrize(
@@ -90,27 +88,27 @@ def test_shares_of_outliers(share: str) -> None:
 )
 def test_values_that_are_none_are_refused(option: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"--{option}"):
-        calibrate_options.check_arguments(asked(f"--{option}={value}"))
+        calibrate.check_arguments(asked(f"--{option}={value}"))
 
 
 def test_a_gpu_must_be_there_to_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(calibrate_options, "has_gpu", lambda: False)
+    monkeypatch.setattr(calibrate, "has_gpu", lambda: False)
     for device in ("auto", "cpu", "mps"):
-        calibrate_options.check_arguments(asked("--device", device))
+        calibrate.check_arguments(asked("--device", device))
     for device in ("cuda", "cuda:1"):
         with pytest.raises(ConfigError, match=f"--device={device}: no GPU is visible"):
-            calibrate_options.check_arguments(asked("--device", device))
-    monkeypatch.setattr(calibrate_options, "has_gpu", lambda: True)
-    calibrate_options.check_arguments(asked("--device", "cuda:1", "--out", str(tmp_path / "a.safetensors")))
+            calibrate.check_arguments(asked("--device", device))
+    monkeypatch.setattr(calibrate, "has_gpu", lambda: True)
+    calibrate.check_arguments(asked("--device", "cuda:1", "--out", str(tmp_path / "a.safetensors")))
     for out in (str(tmp_path), "..", "a/.."):
         with pytest.raises(ConfigError, match="--out"):
-            calibrate_options.check_arguments(asked("--out", out))
+            calibrate.check_arguments(asked("--out", out))
     for key in ("text", "path"):
         given = asked()
         setattr(given, key, [str(tmp_path / "a"), ""] if key == "text" else None)
         if key == "text":
             with pytest.raises(ConfigError, match="--text='': must name a file or folder"):
-                calibrate_options.check_arguments(given)
+                calibrate.check_arguments(given)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +116,10 @@ def test_a_gpu_must_be_there_to_be_used(monkeypatch: pytest.MonkeyPatch, tmp_pat
 )
 def test_sizes_of_codes(text: str, sizes: tuple[int, ...] | None) -> None:
     if sizes is not None:
-        assert calibrate_options.code_sizes(text) == sizes
+        assert calibrate.code_sizes(text) == sizes
         return
     with pytest.raises(ConfigError) as caught:
-        calibrate_options.code_sizes(text)
+        calibrate.code_sizes(text)
     assert (caught.value.key, caught.value.value) == ("--bits", text)
 
 
@@ -142,9 +140,9 @@ def test_options_of_another_calibration_are_refused(method: str, given: dict[str
     for name, value in given.items():
         setattr(arguments, name, value)
     if key is None:
-        return calibrate_options.check_options(method, arguments)
+        return calibrate.check_options(method, arguments)
     with pytest.raises(ConfigError) as caught:
-        calibrate_options.check_options(method, arguments)
+        calibrate.check_options(method, arguments)
     (value,) = given.values()
     assert (caught.value.key, caught.value.value) == (key, None if isinstance(value, bool) else value)
     assert f"method={method}" in str(caught.value) and "leave it out" in caught.value.hint
@@ -220,7 +218,7 @@ def test_texts_share_the_sequences_and_the_first_have_one_more(calibrated: Simpl
 def test_what_is_asked_for_is_handed_on(calibrated: SimpleNamespace) -> None:
     more = ["--length", "32", "--first-tokens", "2", "--out", "mine.safetensors"]
     calibrate.run_calibration(asked("--bits", "4", "--outliers", "0", "--no-fisher", *more))
-    given = calibrate_options.calibrate_parser(None).parse_args(
+    given = calibrate.calibrate_parser(None).parse_args(
         ["method=oscar", "--model", "a", "--text", "mini", "--per-head"]
     )
     assert "rotations, shared" in calibrate.run_calibration(given)

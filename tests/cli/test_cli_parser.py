@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvbench.cli.hydra_options import hydra_parser
 from kvbench.cli.main import main
-from kvbench.cli.parser import hydra_parser
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from kvbench.cli import launchers, plan, sweep
-from kvbench.cli.launchers import joblib_pool, ray_pool, resources, submitit_pool, units
+from kvbench.cli import launchers, plan
+from kvbench.cli.launchers import joblib_pool, ray_pool, submitit_pool, units
 from kvbench.cli.launchers.units import Unit, units_of
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.results.store import RunStore
@@ -35,7 +35,7 @@ RAY = {"n_jobs": 2, "retries": 2, "cpus": 1, "gpus": "auto", "shared_folder": Fa
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(sweep.TOKEN, "token")
+    monkeypatch.setenv(plan.TOKEN, "token")
     return tmp_path
 
 
@@ -47,7 +47,7 @@ def three(folder: Path, *texts: str) -> list[Unit]:
 
 
 def record(unit: Unit) -> None:
-    sweep.record(
+    plan.record(
         unit.folder, unit.numbers[0], {"status": "ok", "number": unit.numbers[0], "overrides": [], "message": ""}
     )
 
@@ -59,7 +59,7 @@ def test_a_unit_has_all_that_another_process_needs(here: Path, monkeypatch: pyte
     )[0]
     assert unit.numbers == [4] and unit.overrides == [["a=b c", "d=[1,2]"]]
     assert unit.folder == here / "s" and unit.directory == here
-    assert unit.environment["KVBENCH_MAX_JOBS"] == "7" and unit.environment[sweep.TOKEN] == "token"
+    assert unit.environment["KVBENCH_MAX_JOBS"] == "7" and unit.environment[plan.TOKEN] == "token"
     assert all(name.startswith("KVBENCH_") for name in unit.environment)
     assert units.unfinished([unit]) == [unit]
     record(unit)
@@ -286,7 +286,7 @@ def test_a_lost_task_of_ray_is_started_again_under_another_claim_and_given_up_in
 ) -> None:
     kept: list[tuple[list[int], dict[str, bytes]]] = []
     monkeypatch.setattr(units, "keep_unit_records", lambda unit, records: kept.append((unit.numbers, records)))
-    monkeypatch.setattr(resources, "needs", lambda *_: {"num_cpus": 1.0, "num_gpus": 0})
+    monkeypatch.setattr(ray_pool, "needs", lambda *_: {"num_cpus": 1.0, "num_gpus": 0})
     (here / "s").mkdir()
     ray: Any = Ray([Lost("a node died\nmore"), {"a": b"1"}, Lost("x"), {"b": b"2"}, Lost("y"), Lost("z")])
     ray_pool._Pool(ray, three(here / "s"), RAY).work()
@@ -321,7 +321,7 @@ def test_a_job_that_no_machine_can_run_is_not_waited_for_in_silence(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = {1: 1.0, 2: 2.5, 3: 2.0}  # the machine that runs has two processors
-    monkeypatch.setattr(resources, "needs", lambda unit, *_: {"num_cpus": asked[unit.numbers[0]], "num_gpus": 0.0})
+    monkeypatch.setattr(ray_pool, "needs", lambda unit, *_: {"num_cpus": asked[unit.numbers[0]], "num_gpus": 0.0})
     monkeypatch.setattr(units, "keep_unit_records", lambda unit, records: None)
     (here / "s").mkdir()
     ray: Any = Ray([{}, {}, {}])
@@ -336,9 +336,9 @@ def test_a_job_that_no_machine_can_run_is_not_waited_for_in_silence(
 
 def test_a_gpu_and_its_processors_must_be_on_one_machine() -> None:
     machines = [{"CPU": 8.0}, {"CPU": 2.0, "GPU": 1.0}]
-    assert resources.fits({"num_cpus": 2.0, "num_gpus": 1.0}, machines)
-    assert resources.fits({"num_cpus": 8.0, "num_gpus": 0}, machines)
-    assert not resources.fits({"num_cpus": 4.0, "num_gpus": 0.5}, machines)
+    assert ray_pool.fits({"num_cpus": 2.0, "num_gpus": 1.0}, machines)
+    assert ray_pool.fits({"num_cpus": 8.0, "num_gpus": 0}, machines)
+    assert not ray_pool.fits({"num_cpus": 4.0, "num_gpus": 0.5}, machines)
 
 
 def test_a_cluster_that_does_not_answer_is_one_message() -> None:
@@ -355,9 +355,9 @@ def test_a_job_asks_for_the_share_of_a_gpu_that_holds_it(here: Path, monkeypatch
     ) -> dict[str, float]:
         job = Job(number=0, overrides=tuple(texts), label="")
         (unit,) = units_of([plan.encoded([job]).strip("'")], here, None)
-        return resources.needs(unit, has_gpus, lambda: memory, {**RAY, "gpus": gpus})
+        return ray_pool.needs(unit, has_gpus, lambda: memory, {**RAY, "gpus": gpus})
 
-    monkeypatch.setattr(resources.forecast, "peak_bytes", lambda checked: 300)
+    monkeypatch.setattr(ray_pool.forecast, "peak_bytes", lambda checked: 300)
     base = ["method=fp16", "logger=none"]
     assert asked(base) == {"num_cpus": 1.0, "num_gpus": 0.35}, "300 of 920 bytes, rounded up to a twentieth"
     assert asked(base, memory=200)["num_gpus"] == 1.0, "too large: it finds out by itself"
@@ -385,7 +385,7 @@ def test_a_gathered_run_is_paired_recorded_and_logged(here: Path, logger: Any) -
     }
     (unit, *_) = three(here / "s")
     units.keep_unit_records(unit, {"job-0002.json": json.dumps(outcome).encode()})
-    stored = sweep.outcome(here / "s", 2, "token")
+    stored = plan.outcome(here / "s", 2, "token")
     assert stored is not None and stored["metrics"]["run_dir"] == str(runs / kivi["run_id"])
     assert stored["metrics"]["baseline"] == fp16["run_id"], "fp16 was not on the machine that ran it"
     assert [kind for kind, _ in logger.calls] == ["begin", "finish"] and len(logger.of("begin")[0]) == 4

@@ -13,7 +13,7 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from kvbench.cli import fetch, job, main, model_choice, multirun, plan, sweep, unit
+from kvbench.cli import fetch, job, main, model_choice, multirun, plan, unit
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.parallel import team
 from kvbench.results.sweeps import Job
@@ -268,14 +268,14 @@ def test_a_job_of_hydra_runs_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_records_that_could_not_be_written_are_tried_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(sweep.TOKEN, "token")
+    monkeypatch.setenv(plan.TOKEN, "token")
     one = {"status": "ok", "number": 1, "overrides": [], "message": ""}
     monkeypatch.setattr(unit, "outcomes", {1: one, 2: {**one, "number": 2}})
     monkeypatch.setattr(multirun.launch, "rank", lambda: 1)
     assert multirun._record_late(tmp_path / "s", "token") == 0 and not (tmp_path / "s").exists()
     monkeypatch.setattr(multirun.launch, "rank", lambda: 0)
     assert multirun._record_late(tmp_path / "s", "token") == 0
-    assert [outcome["number"] for outcome in sweep.outcomes(tmp_path / "s")] == [1, 2]
+    assert [outcome["number"] for outcome in plan.outcomes(tmp_path / "s")] == [1, 2]
     assert multirun._record_late(tmp_path / "s", "token") == 0
     (tmp_path / "file").write_text("")
     assert multirun._record_late(tmp_path / "file", "token") == 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.cli import multirun, plan, sweep, unit
+from kvbench.cli import multirun, plan, unit
 from kvbench.cli.main import main
 from kvbench.results import ranking, sweeps
 from kvbench.results.sweeps import Sweep
@@ -87,7 +87,7 @@ def test_a_table_that_takes_long_is_not_rewritten_by_every_job(runs: Any, tmp_pa
     folder.mkdir()
     (folder / "table.md").write_text("before")
     (folder / ".table.seconds").write_text("1000")
-    sweep.record(folder, 0, {"status": "ok", "number": 0, "overrides": [], "message": ""})
+    plan.record(folder, 0, {"status": "ok", "number": 0, "overrides": [], "message": ""})
     unit.refresh(folder)
     assert (folder / "table.md").read_text() == "before"
 
@@ -256,7 +256,7 @@ def test_jobs_of_other_processes_that_are_done_are_not_launched_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(sweep.TOKEN, "")
+    monkeypatch.setenv(plan.TOKEN, "")
     data = ["dataset=mini/key_value_hex", "dataset.lengths=[512]", "decoding.max_new_tokens=1", "runtime.device=cpu"]
     texts = ["method=fp16,kivi", "dataset.limit=1", *data, "logger=none", "launcher=joblib"]
     jobs = [[f"method={name}", "dataset.limit=1", *data, "logger=none"] for name in ("fp16", "kivi")]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.cli import launchers, sweep, unit
-from kvbench.cli.launchers import joblib_pool, ray_pool, resources, submitit_pool, units
+from kvbench.cli import launchers, plan, unit
+from kvbench.cli.launchers import joblib_pool, ray_pool, units
 from kvbench.errors import KvbenchError
 from tests.cli.test_launchers import RAY, here, three
 
@@ -306,14 +306,14 @@ def test_what_a_job_needs_is_the_most_of_its_unit(here: Path, monkeypatch: pytes
         facts = {"times_only": False, "single_process": False, **task}
         return SimpleNamespace(runtime=SimpleNamespace(workers=workers, device=device), task=SimpleNamespace(**facts))
 
-    monkeypatch.setattr(resources.forecast, "peak_bytes", lambda one: 460)
+    monkeypatch.setattr(ray_pool.forecast, "peak_bytes", lambda one: 460)
     one = SimpleNamespace(overrides=[["a"], ["b"]], extra=None)
 
     def needs(*configs: Any, gpus: Any = "auto", cpus: float = 2) -> tuple[float, float]:
         given = iter(configs)
         one.overrides = [[str(n)] for n in range(len(configs))]
-        monkeypatch.setattr(resources, "_checked", lambda texts, unit: next(given))
-        asked = resources.needs(one, True, lambda: 1000, {**RAY, "gpus": gpus, "cpus": cpus})  # type: ignore[arg-type]
+        monkeypatch.setattr(ray_pool, "_checked", lambda texts, unit: next(given))
+        asked = ray_pool.needs(one, True, lambda: 1000, {**RAY, "gpus": gpus, "cpus": cpus})  # type: ignore[arg-type]
         return asked["num_cpus"], asked["num_gpus"]
 
     assert needs(checked(1)) == (2.0, 0.5), "460 of 920 bytes that a GPU of 1000 has for jobs"
@@ -377,7 +377,7 @@ def test_a_gathered_job_without_a_run_is_recorded(here: Path, stored: SimpleName
     (one, *_) = three(here / "s")
     for metrics in (None, {"run_id": None}, {"label": "x"}):
         units.keep_unit_records(one, {"job-0002.json": outcome(metrics=metrics)})
-        found = sweep.outcome(here / "s", 2, "token")
+        found = plan.outcome(here / "s", 2, "token")
         assert found is not None and found["metrics"] == metrics
     assert stored.calls == [("table", here / "s")] * 3
     units.keep_unit_records(one, {})
@@ -395,7 +395,7 @@ def test_a_gathered_run_is_sent_once(kind: str, here: Path, stored: SimpleNamesp
     sent = [("begin", [1, 2]), ("finish", "kivi")] * (kind not in ("sent before", "no configuration"))
     recorded = [("recorded", "there", "digest", False)] * (kind in ("new", "sent with other content"))
     assert stored.calls == [*sent, *recorded, ("table", here / "s")]
-    found = sweep.outcome(here / "s", 2, "token")
+    found = plan.outcome(here / "s", 2, "token")
     assert found is not None and found["metrics"]["run_dir"] == "mine/a-run" and stored.folders == [Path("mine")]
 
 
@@ -413,7 +413,7 @@ def test_a_gathered_run_with_a_wrong_logger_or_a_full_disk_is_said(
     def full(*given: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sweep, "record", full)
+    monkeypatch.setattr(plan, "record", full)
     units.keep_unit_records(one, {"a": outcome()})
     assert "job 3: its record cannot be written: No space left on device." in capsys.readouterr().err
     units.keep_unit_records(one, {"a": outcome(overrides=["method=none"], metrics={"run_id": "a-run"})})

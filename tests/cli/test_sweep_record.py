@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli import sweep
+from kvbench.cli import plan
 from kvbench.cli.expand import limit
 from kvbench.errors import ConfigError, KvbenchError
 
@@ -19,16 +19,16 @@ def outcome(number: int, **changes: object) -> dict:
 
 @pytest.fixture
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(sweep.TOKEN, "mine")
+    monkeypatch.setenv(plan.TOKEN, "mine")
 
 
 @pytest.mark.usefixtures("token")
 def test_outcomes_come_back_in_the_order_of_jobs(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     for number in (10_000, 2, 9_999):
-        sweep.record(folder, number, outcome(number))
+        plan.record(folder, number, outcome(number))
     assert sorted(path.name for path in folder.iterdir()) == ["job-0002.json", "job-10000.json", "job-9999.json"]
-    outcomes = sweep.outcomes(folder)
+    outcomes = plan.outcomes(folder)
     assert [one["number"] for one in outcomes] == [2, 9_999, 10_000]
     assert outcomes[0] == {**outcome(2), "sweep": "mine"}
     assert json.loads((folder / "job-0002.json").read_text())["sweep"] == "mine"
@@ -52,7 +52,7 @@ def test_outcomes_come_back_in_the_order_of_jobs(tmp_path: Path) -> None:
 def test_what_is_no_record_of_this_sweep_is_said(tmp_path: Path, content: str, problem: str) -> None:
     (tmp_path / "job-0000.json").write_text(content)
     lines: list[str] = []
-    outcomes = sweep.outcomes(tmp_path, lines.append)
+    outcomes = plan.outcomes(tmp_path, lines.append)
     assert lines == ([f"{tmp_path / 'job-0000.json'}: {problem}; skipped"] if problem else [])
     assert len(outcomes) == (not problem)
 
@@ -61,26 +61,26 @@ def test_what_is_no_record_of_this_sweep_is_said(tmp_path: Path, content: str, p
 def test_a_record_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "job-0000.json").mkdir()
     lines: list[str] = []
-    assert sweep.outcomes(tmp_path, lines.append) == []
+    assert plan.outcomes(tmp_path, lines.append) == []
     assert "cannot be read (" in lines[0]
 
 
 def test_every_sweep_has_an_id_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(sweep.TOKEN, "")
+    monkeypatch.setenv(plan.TOKEN, "")
     ids = []
     for _ in range(2):
-        sweep.begin()
-        ids.append(os.environ[sweep.TOKEN])
+        plan.begin()
+        ids.append(os.environ[plan.TOKEN])
     assert len(set(ids)) == 2 and all(len(name) == 32 for name in ids)
 
 
 def test_a_sweeps_folder_that_cannot_be_created_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(sweep, "SWEEPS", tmp_path / "file")
+    monkeypatch.setattr(plan, "SWEEPS", tmp_path / "file")
     with pytest.raises(KvbenchError, match="cannot be created"):
-        sweep.new_folder()
-    monkeypatch.setattr(sweep, "SWEEPS", tmp_path / "sweeps")
-    first = sweep.new_folder()
+        plan.new_folder()
+    monkeypatch.setattr(plan, "SWEEPS", tmp_path / "sweeps")
+    first = plan.new_folder()
     assert first.is_dir() and first.parent == tmp_path / "sweeps"
 
     def refused(self: Path, parents: bool) -> None:
@@ -88,11 +88,11 @@ def test_a_sweeps_folder_that_cannot_be_created_is_said(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "mkdir", refused)
     with pytest.raises(KvbenchError, match="cannot be created: Permission denied"):
-        sweep.new_folder()
+        plan.new_folder()
 
 
 def test_the_table_is_kept_in_both_forms(tmp_path: Path) -> None:
-    path = sweep.keep_table(tmp_path / "new", "| a |", "a,b")
+    path = plan.keep_table(tmp_path / "new", "| a |", "a,b")
     assert path == tmp_path / "new" / "table.md" and path.read_text() == "| a |"
     assert (tmp_path / "new" / "table.csv").read_text() == "a,b"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.cli import job, plan, sweep, unit
+from kvbench.cli import job, plan, unit
 from kvbench.errors import KvbenchError
 from kvbench.models import devices, shared
 from kvbench.profiling import device
@@ -25,7 +25,7 @@ from kvbench.runner import gate, shared_prefill
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a sweep of three jobs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(sweep.TOKEN, "token")
+    monkeypatch.setenv(plan.TOKEN, "token")
     monkeypatch.setenv(unit.JOBS, "3")
     unit.forget()
     yield tmp_path / "s"
@@ -37,7 +37,7 @@ def metrics(label: str = "kivi") -> dict[str, Any]:
 
 
 def records(folder: Path) -> dict[int, dict[str, Any]]:
-    return {outcome["number"]: outcome for outcome in sweep.outcomes(folder)}
+    return {outcome["number"]: outcome for outcome in plan.outcomes(folder)}
 
 
 def test_a_job_is_announced_marked_and_recorded(
@@ -212,7 +212,7 @@ def test_the_table_takes_at_most_a_twentieth_of_the_time(
     unit.refresh(folder)
     assert not (folder / "table.md").exists(), "no row, no table"
     for number in range(2):
-        sweep.record(
+        plan.record(
             folder,
             number,
             {"status": "ok", "number": number, "overrides": [], "message": ""}
@@ -231,7 +231,7 @@ def test_the_table_takes_at_most_a_twentieth_of_the_time(
 
 def test_a_table_that_another_process_writes_is_left_to_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
-    sweep.record(folder, 0, {"status": "ok", "number": 0, "overrides": [], "message": "", "metrics": metrics()})
+    plan.record(folder, 0, {"status": "ok", "number": 0, "overrides": [], "message": "", "metrics": metrics()})
     monkeypatch.setattr(unit.tables, "runs_markdown", lambda rows: "rows")
     monkeypatch.setattr(unit.tables, "runs_csv", lambda rows: "csv")
     monkeypatch.setattr(unit.ranking, "best_first", lambda rows: rows)
@@ -260,8 +260,8 @@ def test_a_thousand_sweeps_of_one_second_are_too_many(tmp_path: Path, monkeypatc
             return SimpleNamespace(strftime=lambda form: "t")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "datetime", Second)
-    assert [sweep.new_folder().name for _ in range(3)] == ["t", "t_2", "t_3"]
+    monkeypatch.setattr(plan, "datetime", Second)
+    assert [plan.new_folder().name for _ in range(3)] == ["t", "t_2", "t_3"]
     taken: list[str] = []
 
     class Taken:
@@ -273,37 +273,37 @@ def test_a_thousand_sweeps_of_one_second_are_too_many(tmp_path: Path, monkeypatc
             return SimpleNamespace(mkdir=mkdir, is_dir=lambda: True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "SWEEPS", Taken())
+        patch.setattr(plan, "SWEEPS", Taken())
         with pytest.raises(KvbenchError, match="a thousand sweeps with the name"):
-            sweep.new_folder()
+            plan.new_folder()
     assert taken == ["t", *(f"t_{number}" for number in range(2, 1000))]
-    monkeypatch.setattr(sweep, "SWEEPS", tmp_path / "file" / "sweeps")
+    monkeypatch.setattr(plan, "SWEEPS", tmp_path / "file" / "sweeps")
     (tmp_path / "file").write_text("")
     with pytest.raises(KvbenchError, match="cannot be created"):
-        sweep.new_folder()
-    monkeypatch.setattr(sweep, "SWEEPS", tmp_path / "file")
+        plan.new_folder()
+    monkeypatch.setattr(plan, "SWEEPS", tmp_path / "file")
     with pytest.raises(KvbenchError, match="cannot be created"):
-        sweep.new_folder()
+        plan.new_folder()
 
 
 def test_records_and_tables_are_written_where_they_are_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of another sweep, and damaged ones, are said and skipped; jobs come in the order of their numbers."""
     for number in (10, 2):
-        sweep.record(folder, number, {"status": "ok", "number": number, "overrides": [], "message": ""})
+        plan.record(folder, number, {"status": "ok", "number": number, "overrides": [], "message": ""})
     (folder / "job-0003.json").write_text("{")
     (folder / "job-0004.json").write_text("[]")
     (folder / "job-0005.json").write_text(json.dumps({"status": "ok", "number": 5, "sweep": "other"}))
     (folder / "job-0006.json").mkdir()
     said: list[str] = []
-    assert [outcome["number"] for outcome in sweep.outcomes(folder, said.append)] == [2, 10]
+    assert [outcome["number"] for outcome in plan.outcomes(folder, said.append)] == [2, 10]
     assert len(said) == 4 and "is not JSON; skipped" in said[0] and "is not a record of a job" in said[1]
     assert "cannot be read (Is a directory)" in said[3]
-    assert sweep.outcome(folder, 2, "token") == records(folder)[2] and sweep.outcome(folder, 2, "other") is None
-    assert sweep.outcome(folder, 3, "token") is None and sweep.outcome(folder, 7, "token") is None
-    path = sweep.keep_table(folder / "more", "markdown", "csv")
+    assert plan.outcome(folder, 2, "token") == records(folder)[2] and plan.outcome(folder, 2, "other") is None
+    assert plan.outcome(folder, 3, "token") is None and plan.outcome(folder, 7, "token") is None
+    path = plan.keep_table(folder / "more", "markdown", "csv")
     assert path.name == "table.md" and path.read_text() == "markdown"
     assert (folder / "more" / "table.csv").read_text() == "csv"
-    sweep.begin()
-    first = os.environ[sweep.TOKEN]
-    sweep.begin()
-    assert len(first) == 32 and os.environ[sweep.TOKEN] != first
+    plan.begin()
+    first = os.environ[plan.TOKEN]
+    plan.begin()
+    assert len(first) == 32 and os.environ[plan.TOKEN] != first

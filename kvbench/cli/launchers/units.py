@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench import loggers
-from kvbench.cli import job, plan, sweep
+from kvbench.cli import job, plan
 from kvbench.cli.unit import refresh
 from kvbench.config.logger_config import logger_of
 from kvbench.config.run_config import RuntimeConfig
@@ -109,10 +109,8 @@ def end_with_parent() -> None:
 
 def unfinished(units: Sequence[Unit]) -> list[Unit]:
     """Return the units with a job that has not recorded an outcome in the folder of the sweep."""
-    from kvbench.cli import sweep
-
-    token = os.environ[sweep.TOKEN]
-    return [unit for unit in units if any(sweep.outcome(unit.folder, number, token) is None for number in unit.numbers)]
+    token = os.environ[plan.TOKEN]
+    return [unit for unit in units if any(plan.outcome(unit.folder, number, token) is None for number in unit.numbers)]
 
 
 def keep_unit_records(unit: Unit, records: dict[str, bytes]) -> None:
@@ -130,7 +128,7 @@ def keep_unit_records(unit: Unit, records: dict[str, bytes]) -> None:
                 outcome["metrics"] = {**paired, "run_dir": str(store.path)}
                 _deliver(store, paired)
         try:
-            sweep.record(unit.folder, int(outcome["number"]), outcome)
+            plan.record(unit.folder, int(outcome["number"]), outcome)
         except OSError as error:
             say(
                 f"job {outcome['number'] + 1}: its record cannot be written: {error.strerror or error}. Its samples "

@@ -1,13 +1,18 @@
-"""Hydra's parser of options, patched to work on all supported Python versions."""
+"""Hydra's own options: their parser, patched to work on all supported Python versions, and those of ``launcher=ray``.
+
+Hydra knows the options of other launchers from their plugins.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
 
 
 @contextmanager
@@ -39,3 +44,21 @@ def hydra_parser() -> argparse.ArgumentParser:
     """Return the parser of Hydra's own options."""
     with help_as_text():
         return get_args_parser()
+
+
+@dataclass
+class RayOptions:
+    """Options of ``launcher=ray``, ``hydra.launcher.KEY``; conf/launcher/ray.yaml explains them."""
+
+    _target_: str = "hydra_plugins.kvbench.RayLauncher"
+    address: str | None = None
+    n_jobs: int = -1
+    cpus: float = 1.0
+    gpus: Any = "auto"
+    shared_folder: Any = "auto"
+    retries: int = 3
+
+
+def store() -> None:
+    """Make the options known to Hydra as ``hydra/launcher=ray``."""
+    ConfigStore.instance().store(group="hydra/launcher", name="ray", node=RayOptions, provider="kvbench")
