@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
-from kvbench.methods.eviction import check_budget, highest, tokens, with_recent
+from kvbench.methods.eviction import Scorer, check_budget, highest, tokens, with_recent
 from kvbench.methods.kivi import Kivi
 from kvbench.methods.leaving import whole_groups
-from kvbench.methods.scoring import Scorer
 from kvbench.util.lazy import lazy
 from kvbench.util.schema import bounded
 

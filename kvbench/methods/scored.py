@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
-from kvbench.methods.eviction import check_budget, forget_hidden, highest, put, tokens, with_recent
-from kvbench.methods.scoring import Scorer
+from kvbench.methods.eviction import Scorer, check_budget, forget_hidden, highest, put, tokens, with_recent
 from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
