@@ -180,7 +180,7 @@ def _do(arguments: argparse.Namespace) -> int:
     picked = chosen_items(arguments.items)
     if arguments.dry_run:
         from experiments.predict import prediction_report
-        from kvbench.profiling.gpus import gpu_named
+        from kvbench.profiling.roofline import gpu_named
 
         gpu_named(arguments.gpu)
         print(prediction_report(picked, plan, arguments.gpu))

@@ -78,7 +78,7 @@ def expect_run(run: Run, name: str = GPU) -> tuple[float, float] | None:
     try:
         from kvbench.bench.choices import shape_of
         from kvbench.bench.predict import Case
-        from kvbench.profiling.gpus import gpu_named
+        from kvbench.profiling.roofline import gpu_named
 
         setting = _setting(run)
         shape, method, gpu = shape_of(run.model), setting.load(), gpu_named(name)

@@ -15,9 +15,8 @@ from kvbench.bench.choices import method_of, shape_of
 from kvbench.bench.predict import draft_weights
 from kvbench.methods.byte_parts import View
 from kvbench.methods.bytes import kv_bytes
-from kvbench.profiling.gpus import Gpu, gpu_named
 from kvbench.profiling.intensity import Intensity, asymptote, best_gamma, decode_work, prefill_work, table_1
-from kvbench.profiling.roofline import Shape, predict
+from kvbench.profiling.roofline import Gpu, Shape, gpu_named, predict
 
 PARTS = ("linear", "attention", "aggregate")
 

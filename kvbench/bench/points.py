@@ -27,8 +27,7 @@ from kvbench.measure.stock import SHOWN
 from kvbench.methods.base import Method
 from kvbench.models.load import load_model, resolve_device
 from kvbench.profiling.device import limited
-from kvbench.profiling.energy import Counter, idle_power
-from kvbench.profiling.machine import machine_state
+from kvbench.profiling.machine import Counter, idle_power, machine_state
 from kvbench.profiling.memory import release
 from kvbench.tasks.efficiency import Efficiency
 from kvbench.tasks.work import MeasurePoint

@@ -19,8 +19,7 @@ from kvbench.bench.prediction import Case, Row
 from kvbench.bench.prediction import draft_weights as draft_weights
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.methods.load import load_method
-from kvbench.profiling.gpus import GPUS, Gpu, gpu_named, own_gpu
-from kvbench.profiling.roofline import KERNELS, Shape
+from kvbench.profiling.roofline import GPUS, KERNELS, Gpu, Shape, gpu_named, own_gpu
 from kvbench.util import atomic
 from kvbench.util.requirements import check_writable
 from kvbench.util.table import render_table

@@ -9,9 +9,8 @@ from typing import Any
 from kvbench.methods.base import Method
 from kvbench.methods.byte_parts import KVBytes, View
 from kvbench.methods.bytes import kv_bytes
-from kvbench.profiling.gpus import Gpu
 from kvbench.profiling.intensity import accepted
-from kvbench.profiling.roofline import Prediction, Shape, max_batch, predict
+from kvbench.profiling.roofline import Gpu, Prediction, Shape, max_batch, predict
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from kvbench.measure.point_figures import (
 )
 from kvbench.measure.random_fill import go_on
 from kvbench.profiling import device
-from kvbench.profiling.energy import Counter, Reading, used
+from kvbench.profiling.machine import Counter, Reading, used
 from kvbench.profiling.memory import PhasePeaks, release
 from kvbench.profiling.timing import synchronize
 from kvbench.tasks.filled import filled_prompts

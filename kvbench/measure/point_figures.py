@@ -15,8 +15,7 @@ from kvbench.decoding.round_times import Round, row_totals, totals
 from kvbench.errors import ConfigError
 from kvbench.models.int4 import own_bytes, own_head
 from kvbench.profiling.device import device_name
-from kvbench.profiling.gpus import gpu_of
-from kvbench.profiling.roofline import Shape, predict
+from kvbench.profiling.roofline import Shape, gpu_of, predict
 from kvbench.profiling.timing import median, percentile
 from kvbench.results.speculation import round_times
 from kvbench.util.attachment import storage_of

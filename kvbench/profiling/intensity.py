@@ -15,8 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.profiling.gpus import Gpu
-from kvbench.profiling.roofline import Shape, linear_activations
+from kvbench.profiling.roofline import Gpu, Shape, linear_activations
 
 Phase = Literal["prefill", "decode"]
 Part = Literal["linear", "attention", "aggregate"]

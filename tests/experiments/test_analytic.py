@@ -8,8 +8,8 @@ from experiments.fold import analytic, kernels
 from experiments.plan import Plan
 from experiments.registry import items
 from kvbench.bench.choices import shape_of
-from kvbench.profiling.gpus import gpu_named
 from kvbench.profiling.intensity import decode_work
+from kvbench.profiling.roofline import gpu_named
 
 
 def folded(name, fold, **plan):

@@ -13,7 +13,7 @@ from kvbench.decoding.autoregressive import Generation
 from kvbench.measure import meter as module
 from kvbench.measure.meter import How, Meter, Watch, fresh_search
 from kvbench.models.load import byte_tokenizer
-from kvbench.profiling.energy import Reading, used
+from kvbench.profiling.machine import Reading, used
 
 CPU = torch.device("cpu")
 

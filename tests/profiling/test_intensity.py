@@ -2,7 +2,6 @@
 
 import pytest
 
-from kvbench.profiling.gpus import GPUS, own_gpu
 from kvbench.profiling.intensity import (
     accepted,
     asymptote,
@@ -14,7 +13,7 @@ from kvbench.profiling.intensity import (
     speculative_speed_up,
     table_1,
 )
-from kvbench.profiling.roofline import Shape
+from kvbench.profiling.roofline import GPUS, Shape, own_gpu
 
 LLAMA = Shape(4096, 11008, 32, 32, 32, 128, 32000)
 

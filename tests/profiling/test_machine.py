@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvbench.profiling import energy, machine
-from kvbench.profiling.energy import Board, Counter, Reading, Unavailable, idle_power, open_board, used
+from kvbench.profiling import machine
+from kvbench.profiling.machine import Board, Counter, Reading, Unavailable, idle_power, open_board, used
 
 
 class NVMLError(Exception):
@@ -143,7 +143,7 @@ def test_energy_is_a_difference_of_the_counter(gpu):
     times = iter([0.0, 2.0])
     ticking = Counter(counter.board, clock=lambda: next(times))
     assert idle_power(ticking, sleep=lambda seconds: None) == pytest.approx(3.5)
-    assert energy.ENOUGH_S == 10
+    assert machine.ENOUGH_S == 10
 
 
 def test_a_counter_that_fails_meanwhile_leaves_no_energy(gpu, monkeypatch):
