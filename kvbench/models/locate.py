@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvbench.errors import ModelError
-from kvbench.hub.ask import PROBE_SECONDS, ask
-from kvbench.hub.record import settle
-from kvbench.hub.repository import HubError, Repository
-from kvbench.hub.transfer import Plan, amount, fetch, plan
+from kvbench.hub.repository import HubError, Repository, settle
+from kvbench.hub.transfer import PROBE_SECONDS, Plan, amount, ask, fetch, plan
 from kvbench.models import checkpoint
 from kvbench.models.spec import ModelConfig
 from kvbench.util.confdir import group_options

@@ -12,8 +12,7 @@ from typing import Any
 
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import ModelError
-from kvbench.hub.record import note
-from kvbench.hub.repository import Repository
+from kvbench.hub.repository import Repository, note
 from kvbench.methods.base import Method
 from kvbench.models.locate import is_cached, repository_of, wanted
 from kvbench.models.spec import ModelConfig

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvbench.errors import ConfigError, DataError
-from kvbench.hub.ask import demand
-from kvbench.hub.record import note_split, recorded, settle
-from kvbench.hub.repository import HubError, Repository
-from kvbench.hub.transfer import Plan, fetch, fetch_file, plan
+from kvbench.hub.repository import HubError, Repository, note_split, recorded, settle
+from kvbench.hub.transfer import Plan, demand, fetch, fetch_file, plan
 from kvbench.tasks.splits import is_split, split_files, whole_split
 
 

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from kvbench.cli import fetch
 from kvbench.errors import ConfigError, DataError, ModelError
-from kvbench.hub import ask as asking
+from kvbench.hub import transfer as asking
 from kvbench.models.locate import fetched, wanted
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks import data

@@ -15,8 +15,7 @@ from experiments.__main__ import main as experiments
 from kvbench.cli import fetch
 from kvbench.cli.main import main
 from kvbench.config.downloads import downloads
-from kvbench.hub.record import recorded
-from kvbench.hub.repository import Repository
+from kvbench.hub.repository import Repository, recorded
 from tests.hub.papers import add_datasets, add_encoders, add_model, datasets
 from tests.hub.standin import Hub, reachable, serving
 

@@ -13,11 +13,21 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from kvbench.hub import ask as asking
-from kvbench.hub import record, transfer
-from kvbench.hub.ask import Answer, ask, demand, refused
-from kvbench.hub.record import note, note_split, recorded, settle, sha256, verify
-from kvbench.hub.repository import HubError, Repository, commit_of, stored_hash
+from kvbench.hub import repository, transfer
+from kvbench.hub import transfer as asking
+from kvbench.hub.repository import (
+    HubError,
+    Repository,
+    commit_of,
+    note,
+    note_split,
+    recorded,
+    settle,
+    sha256,
+    stored_hash,
+    verify,
+)
+from kvbench.hub.transfer import Answer, ask, demand, refused
 
 FIRST, SECOND = "a" * 40, "b" * 40
 MODEL = Repository("me/model")
@@ -91,7 +101,7 @@ def test_the_commit_and_the_hash_of_a_file_are_in_its_paths(cache: Path, tmp_pat
 def test_a_revision_keeps_the_commit_of_its_first_use(cache: Path) -> None:
     settle(MODEL, None, "the hub")
     settle(Repository("me/model", "model", FIRST), SECOND, "the hub")
-    assert recorded(MODEL) == {} and not (MODEL.folder / record.FILE).exists()
+    assert recorded(MODEL) == {} and not (MODEL.folder / repository.FILE).exists()
     settle(MODEL, FIRST, "the hub")
     first = recorded(MODEL)
     assert (first["commit"], first["files"]) == (FIRST, {})
@@ -114,8 +124,8 @@ def test_checksums_are_recorded_once_and_again_when_the_size_changes(cache: Path
     assert note(MODEL, [("a", file)]) == {"a": entry}
     assert recorded(MODEL)["files"] == {"a": entry} and recorded(MODEL)["commit"] == FIRST
     with monkeypatch.context() as patch:
-        patch.setattr(record, "sha256", lambda path: pytest.fail("it is known"))
-        patch.setattr(record, "_update", lambda *_: pytest.fail("nothing is new"))
+        patch.setattr(repository, "sha256", lambda path: pytest.fail("it is known"))
+        patch.setattr(repository, "_update", lambda *_: pytest.fail("nothing is new"))
         assert note(MODEL, [("a", file)]) == {"a": entry}
     file.write_bytes(b"three")
     other = stored(cache, FIRST, "b", b"x")
@@ -127,9 +137,9 @@ def test_checksums_are_recorded_once_and_again_when_the_size_changes(cache: Path
 def test_a_record_is_added_to_and_other_revisions_stay(cache: Path) -> None:
     settle(MODEL, FIRST, "the hub")
     date = recorded(MODEL)["fetched"]
-    content = json.loads((MODEL.folder / record.FILE).read_text())
+    content = json.loads((MODEL.folder / repository.FILE).read_text())
     content["revisions"]["main"]["fetched"] = "2000-01-01"
-    (MODEL.folder / record.FILE).write_text(json.dumps(content))
+    (MODEL.folder / repository.FILE).write_text(json.dumps(content))
     branch(cache, SECOND)
     note(MODEL, [("a", stored(cache, SECOND, "a", b"1"))])
     note_split(MODEL, "@/test", ["x", "y"])
@@ -140,7 +150,7 @@ def test_a_record_is_added_to_and_other_revisions_stay(cache: Path) -> None:
     tag = Repository("me/model", "model", "v2")
     settle(tag, SECOND, "the hub")
     assert recorded(tag)["commit"] == SECOND and recorded(MODEL) == computed
-    assert json.loads((MODEL.folder / record.FILE).read_text())["version"] == 1
+    assert json.loads((MODEL.folder / repository.FILE).read_text())["version"] == 1
 
 
 @pytest.mark.parametrize(
@@ -148,7 +158,7 @@ def test_a_record_is_added_to_and_other_revisions_stay(cache: Path) -> None:
 )
 def test_a_damaged_record_is_as_good_as_none(cache: Path, text: str) -> None:
     MODEL.folder.mkdir(parents=True)
-    (MODEL.folder / record.FILE).write_text(text)
+    (MODEL.folder / repository.FILE).write_text(text)
     assert recorded(MODEL) == {}
 
 

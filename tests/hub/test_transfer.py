@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from kvbench.hub import transfer
-from kvbench.hub.ask import ask
-from kvbench.hub.record import FILE, recorded, settle
-from kvbench.hub.repository import HubError, Repository
+from kvbench.hub.repository import FILE, HubError, Repository, recorded, settle
+from kvbench.hub.transfer import ask
 from tests.hub.standin import Hub, reachable, serving
 
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB

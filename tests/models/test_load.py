@@ -14,8 +14,8 @@ import yaml
 
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError, ModelError
-from kvbench.hub import ask as asking
-from kvbench.hub.ask import Answer
+from kvbench.hub import transfer as asking
+from kvbench.hub.transfer import Answer
 from kvbench.models.load import byte_tokenizer, hf_config, load_model, random_model, resolve_device, shape_of
 from kvbench.models.locate import locate
 from kvbench.models.spec import ModelConfig, local_folder

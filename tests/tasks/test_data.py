@@ -14,7 +14,7 @@ import pytest
 
 from kvbench.cli import fetch
 from kvbench.errors import DataError
-from kvbench.hub import ask as asking
+from kvbench.hub import transfer as asking
 from kvbench.tasks import data
 from kvbench.tasks.data import Found, HubSource
 
