@@ -13,7 +13,7 @@ import pytest
 from experiments.page.made import row, run_id, write_made_run
 from kvbench.loggers.wandb_service import Service
 from kvbench.page.server import html
-from kvbench.publish import table
+from kvbench.publish import sweeps
 from kvbench.publish.command import main
 from kvbench.results.samples import encode_row
 from kvbench.results.sweeps import Sweep
@@ -106,7 +106,7 @@ def test_a_run_and_its_sweep_are_in_wandbs_files_whole(tmp_path, no_pictures, ca
     folder = next((tmp_path / "w").glob(f"wandb/*{name}/files/media"))
     (lines,) = folder.glob("table/runs*.json")
     content = json.loads(lines.read_text())
-    assert content["columns"] == list(table.COLUMNS)
+    assert content["columns"] == list(sweeps.COLUMNS)
     states = [dict(zip(content["columns"], line, strict=True)) for line in content["data"]]
     assert [line["state"] for line in states] == ["done", "done", "failed", "missing"]
     assert states[1]["command"] == "python -m kvbench method=kivi method.residual=64"
@@ -296,7 +296,7 @@ def test_the_front_is_among_runs_of_the_same_samples(tmp_path):
         stores.append(write_made_run(results / "runs", number, rows=[entry], setting=0))
     stores.append(write_made_run(results / "runs", 9, rows=[row(0, 0.1)], setting=1))
     sweep = Sweep.open(write_sweep(results, stores))
-    lines = table.sweep_job_lines(sweep.progress())
+    lines = sweeps.sweep_job_lines(sweep.progress())
     assert [line["on the Pareto front"] for line in lines] == [True, True, False, True, None, None]
     assert lines[0]["KV MiB"] == pytest.approx(1000 / 2**20)
 
