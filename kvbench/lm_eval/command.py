@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import ConfigError, KvbenchError
-from kvbench.lm_eval.logs import Logs
+from kvbench.lm_eval.rows import Logs
 
 #: folder in which lm-eval writes its results where no other is named; they are read back from there
 OUTPUT = "results/lm_eval"

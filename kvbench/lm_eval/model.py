@@ -1,5 +1,7 @@
 """The model ``kvbench`` of lm-eval: its Hugging Face model, with generation and likelihoods through a kvbench cache.
 
+Bytes, times and exactness of each request are kept by the text of its prompt.
+
 Tokens, chat templates, truncation, batches and stop strings are those of lm-eval's model ``hf``, from which this class
 inherits, so that a difference in a score comes from the cache.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,7 +27,6 @@ from kvbench.decoding.questions import continuation_likelihoods
 from kvbench.decoding.sampling import Sampling
 from kvbench.errors import ConfigError, DataError
 from kvbench.lm_eval.chosen import choose
-from kvbench.lm_eval.figures import Figures
 from kvbench.models.load import load_model
 from kvbench.profiling.device import device_name
 from kvbench.profiling.memory import PhasePeaks
@@ -32,6 +34,49 @@ from kvbench.results.environment import cpu_name
 from kvbench.runner.answers import generation_figures
 from kvbench.runner.rows import Machine, row_bill
 from kvbench.util.progress import Progress
+
+
+@dataclass
+class Figures:
+    """Measurements of the requests.
+
+    Args:
+        by_prompt: the figures of a prompt's last request, by its text. Likelihoods of several continuations of one
+            context share an entry.
+        requests: number of requests.
+        exact: number of requests in which the cache still held every token exactly at the end; such a request gives the
+            same answer with every setting, so it tests nothing.
+    """
+
+    by_prompt: dict[str, dict[str, Any]] = field(default_factory=dict)
+    requests: int = 0
+    exact: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """True before the first request, whose times include warm-up."""
+        return not self.requests
+
+    def add(self, prompt: str | None, *, exact: bool, **figures: Any) -> None:
+        """Record the figures of a request; `exact` if the cache held every token exactly at the end.
+
+        The prompt is None for a piece of a longer text, which has no entry of its own.
+        """
+        self.requests += 1
+        self.exact += exact
+        if prompt is not None:
+            self.by_prompt[prompt] = {"exact": exact, **figures}
+
+    def summary(self, setting: str) -> str:
+        """Return a line for the user: the share of requests that tested the setting."""
+        if not self.requests:
+            return f"{setting}: no request reached the model (all answers came from lm-eval's request cache)"
+        share = 100 * self.exact / self.requests
+        line = (
+            f"{setting}: {self.requests} requests; in {self.exact} ({share:.0f} %) the cache held every token exactly"
+        )
+        return line + (", so they test nothing but fp16" if self.exact else "")
+
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 
