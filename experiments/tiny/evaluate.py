@@ -26,7 +26,7 @@ from torch import Tensor
 from experiments.place import add_options, choice, place_result, stored_counts
 from kvbench.tasks.base import Sample
 from kvbench.tasks.mini import Mini
-from kvbench.tasks.mini.catalogue import TASKS
+from kvbench.tasks.mini.task import TASKS
 from kvbench.tasks.work import AskQuestions
 
 Row = tuple[str, str]  # prompt and its exact continuation, line break included

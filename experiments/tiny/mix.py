@@ -8,12 +8,11 @@ import numpy as np
 
 from experiments.tiny.config import MixConfig
 from experiments.tiny.fillers import CorpusCodeFiller, CorpusFiller, CorpusWriter, Library
-from kvbench.tasks.mini.catalogue import TASKS
-from kvbench.tasks.mini.compose import VARIANTS, WRAPPERS, TooShort, compose, tails
-from kvbench.tasks.mini.draft import Setting, Writer
+from kvbench.tasks.mini.compose import VARIANTS, WRAPPERS, Setting, TooShort, Writer, compose, tails
 from kvbench.tasks.mini.filler import CodeFiller, Filler, ProseFiller
 from kvbench.tasks.mini.prose import Prose
 from kvbench.tasks.mini.rng import Rng
+from kvbench.tasks.mini.task import TASKS
 
 BOS, EOS = 1, 2
 

@@ -26,7 +26,7 @@ from experiments.tiny.evaluate import load_checkpoint, mean_with_error
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.tasks.mini import Mini
-from kvbench.tasks.mini.catalogue import TASKS
+from kvbench.tasks.mini.task import TASKS
 
 Change = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 

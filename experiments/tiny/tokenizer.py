@@ -13,12 +13,11 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from experiments.tiny import corpus
-from kvbench.tasks.mini.catalogue import HARD, TASKS
 from kvbench.tasks.mini.code import function
-from kvbench.tasks.mini.compose import VARIANTS, WRAPPERS
-from kvbench.tasks.mini.draft import Setting
+from kvbench.tasks.mini.compose import VARIANTS, WRAPPERS, Setting
 from kvbench.tasks.mini.prose import Prose
 from kvbench.tasks.mini.rng import Rng
+from kvbench.tasks.mini.task import HARD, TASKS
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 CONTEXT = 4096

@@ -19,10 +19,9 @@ from kvbench.metrics import answers, gsm8k
 from kvbench.metrics.answers import LETTERS, Metric
 from kvbench.tasks import data
 from kvbench.tasks.base import PromptRules, Sample, Task, check_shots
-from kvbench.tasks.choices import choice_options, correct, lettered_options
 from kvbench.tasks.data import HubSource, Record
 from kvbench.tasks.records import FILLED_TEXT
-from kvbench.tasks.template import Entry, Template, lookup, text_of
+from kvbench.tasks.template import Entry, Template, choice_options, correct, lettered_options, lookup, text_of
 from kvbench.util.progress import say
 from kvbench.util.requirements import Package
 from kvbench.util.schema import MOST, MOST_TOKENS, bounded

@@ -14,11 +14,10 @@ from typing import Any
 from kvbench.errors import DataError
 from kvbench.metrics.answers import Metric
 from kvbench.tasks import data
-from kvbench.tasks.choices import choice_options
 from kvbench.tasks.data import Record
 from kvbench.tasks.from_records import Records
 from kvbench.tasks.records import FILLED_TEXT
-from kvbench.tasks.template import Entry, lookup
+from kvbench.tasks.template import Entry, choice_options, lookup
 from kvbench.util.schema import MOST_TOKENS, bounded
 
 #: fields of the question and of its options, in the authors' files or on the hub

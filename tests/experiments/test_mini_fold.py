@@ -15,7 +15,7 @@ from experiments.mini.report import STYLE
 from experiments.runs import composed
 from kvbench.config import setting as grammar
 from kvbench.results import samples as rows
-from kvbench.tasks.mini.catalogue import TASKS
+from kvbench.tasks.mini.task import TASKS
 
 
 def write_run(folder, config, scores):

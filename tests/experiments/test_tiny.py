@@ -21,10 +21,10 @@ from experiments.tiny.model import Network
 from experiments.tiny.schedule import length_at, rate_at
 from experiments.tiny.train import train_model
 from kvbench.errors import ConfigError, DataError
-from kvbench.tasks.mini.catalogue import TASKS
 from kvbench.tasks.mini.code import function
 from kvbench.tasks.mini.prose import Prose
 from kvbench.tasks.mini.rng import Rng
+from kvbench.tasks.mini.task import TASKS
 from kvbench.tasks.mini.text import EXCLUDED
 from kvbench.tasks.mini.tokens import TOKENIZER, encoder
 

@@ -14,8 +14,8 @@ import yaml
 from kvbench.errors import ConfigError
 from kvbench.tasks import load
 from kvbench.tasks.mini import Mini, reasoning
-from kvbench.tasks.mini.catalogue import HARD, TASKS
 from kvbench.tasks.mini.rng import Rng
+from kvbench.tasks.mini.task import HARD, TASKS
 from kvbench.tasks.mini.tokens import encoder
 from kvbench.tasks.mini.vocabulary import WORDS
 

@@ -11,17 +11,15 @@ import pytest
 
 from kvbench.errors import ConfigError, DataError
 from kvbench.hub.repository import HubError
-from kvbench.tasks import hub_files, splits, texts
-from kvbench.tasks.choices import choice_options, correct, lettered_options
+from kvbench.tasks import hub_files, texts
 from kvbench.tasks.filled import filled_prompts
-from kvbench.tasks.hub_files import HubSource
-from kvbench.tasks.mini.catalogue import SCORERS
-from kvbench.tasks.mini.draft import DraftQuestion, Setting
+from kvbench.tasks.hub_files import HubSource, whole_split
+from kvbench.tasks.mini.compose import DraftQuestion, Setting
 from kvbench.tasks.mini.retrieval import locate_value
 from kvbench.tasks.mini.rng import Rng
+from kvbench.tasks.mini.task import SCORERS
 from kvbench.tasks.perplexity import Perplexity
-from kvbench.tasks.splits import whole_split
-from kvbench.tasks.template import Entry, Template, lookup
+from kvbench.tasks.template import Entry, Template, choice_options, correct, lettered_options, lookup
 
 
 def test_options_and_the_right_one() -> None:
@@ -76,21 +74,21 @@ def test_shards_of_a_split() -> None:
 
 
 def test_files_of_a_split_are_those_that_datasets_would_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert splits.is_split("@/test") and not splits.is_split("test.jsonl")
+    assert hub_files.is_split("@/test") and not hub_files.is_split("test.jsonl")
     names = ["data/test-00000-of-00001.parquet", "data/train-00000-of-00001.parquet", "../x.parquet", "/y.parquet"]
-    assert splits.split_files("@/test", names, None) == names[:1]
+    assert hub_files.split_files("@/test", names, None) == names[:1]
     with pytest.raises(HubError, match=r"the repository has no split 'dev' \(it has: train, test\)"):
-        splits.split_files("@/dev", names, None)
+        hub_files.split_files("@/dev", names, None)
     readme = tmp_path / "README.md"
     readme.write_text(
         "---\nconfigs:\n- config_name: own\n  data_files:\n  - split: test\n    path: more/b.jsonl\n---\n"
     )
-    assert splits.split_files("@own/test", ["more/a.jsonl", "more/b.jsonl", "README.md"], readme) == ["more/b.jsonl"]
+    assert hub_files.split_files("@own/test", ["more/a.jsonl", "more/b.jsonl", "README.md"], readme) == ["more/b.jsonl"]
     with pytest.raises(HubError, match=r"does not find the split's files: .*; it has a script \(x\.py\)"):
-        splits.split_files("@other/test", ["x.py"], None)
-    monkeypatch.setattr(splits, "_MOST", 2)
+        hub_files.split_files("@other/test", ["x.py"], None)
+    monkeypatch.setattr(hub_files, "_MOST", 2)
     with pytest.raises(HubError, match="the repository has 3 files, too many"):
-        splits.split_files("@/test", ["a", "b", "c", "../d"], None)
+        hub_files.split_files("@/test", ["a", "b", "c", "../d"], None)
 
 
 def test_a_file_that_the_hub_does_not_give_is_named() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from kvbench.tasks.mini import code, names
+from kvbench.tasks.mini import code, vocabulary
 from kvbench.tasks.mini import vocabulary as words
-from kvbench.tasks.mini.draft import Draft, DraftQuestion, Setting
+from kvbench.tasks.mini.compose import Draft, DraftQuestion, Setting
 from kvbench.tasks.mini.retrieval import ask, locate_value
 from kvbench.tasks.mini.rng import Rng
 
 
 def _marked(setting: Setting, n: int, n_words: int) -> Draft:
     rng = setting.rng
-    keys = names.distinct(n, lambda: names.random_key(rng))
+    keys = vocabulary.distinct(n, lambda: vocabulary.random_key(rng))
     passages = [setting.writer.passage(n_words) for _ in range(n)]
     # cut to the same number of words, so that all passages of a task take about the same number of decode steps
     passages = [" ".join(text.split(" ")[:n_words]).rstrip(".,;:") for text in passages]
@@ -54,8 +54,8 @@ def copies(setting: Setting) -> Draft:
 def _item(rng: Rng) -> str:
     kind = rng.below(3)
     if kind == 0:
-        return names.digits(rng, rng.between(1, 3))
-    return rng.choice(words.TOOLS) if kind == 1 else names.label(rng)
+        return vocabulary.digits(rng, rng.between(1, 3))
+    return rng.choice(words.TOOLS) if kind == 1 else vocabulary.label(rng)
 
 
 def repeat(setting: Setting) -> Draft:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvbench.tasks.mini import code, names
+from kvbench.tasks.mini import code, vocabulary
 from kvbench.tasks.mini.prose import Prose
 from kvbench.tasks.mini.rng import Rng
 
@@ -87,7 +87,7 @@ class CodeFiller:
         self._rng, self._encode = rng, encode
 
     def _constant(self) -> str:
-        return f"{code.name(self._rng).upper()} = {names.digits(self._rng, 3)}"
+        return f"{code.name(self._rng).upper()} = {vocabulary.digits(self._rng, 3)}"
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
         """See :meth:`Filler.paragraphs`. A paragraph is one piece, a function or constant; `sentences` is ignored."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from kvbench.tasks.mini import names
+from kvbench.tasks.mini import vocabulary
 from kvbench.tasks.mini import vocabulary as words
-from kvbench.tasks.mini.draft import Draft, DraftQuestion, Setting
+from kvbench.tasks.mini.compose import Draft, DraftQuestion, Setting
 from kvbench.tasks.mini.retrieval import ask, locate_value
 from kvbench.tasks.mini.rng import Rng
 
@@ -19,12 +19,12 @@ def variable_tracking(setting: Setting) -> Draft:
     of a chain, and the answer writes out the chain: ``VAR C = VAR B = VAR A = 12345``.
     """
     rng, n, hops = setting.rng, setting.count(4, 120, least=2), setting.size(2, 1, 3)
-    variables = names.distinct(n * (hops + 1), lambda: names.variable(rng))
+    variables = vocabulary.distinct(n * (hops + 1), lambda: vocabulary.variable(rng))
     steps: list[tuple[int, str, str]] = []  # chain, record, what the answer takes from it
     queries: list[tuple[str, str]] = []
     for chain in range(n):
         own = variables[chain * (hops + 1) : (chain + 1) * (hops + 1)]
-        value = names.digits(rng, 5)
+        value = vocabulary.digits(rng, 5)
         steps.append((chain, f"VAR {own[0]} = {value}.", value))
         steps += [(chain, f"VAR {b} = VAR {a}.", f"VAR {a}") for a, b in itertools.pairwise(own)]
         spelled = " = ".join(f"VAR {name}" for name in reversed(own))
@@ -48,11 +48,11 @@ def two_hop(setting: Setting) -> Draft:
     the context. The question asks where the brother of A lives, and the answer is ``B lives in P``.
     """
     rng, n = setting.rng, setting.count(12, 85, least=2)
-    people = names.distinct(2 * n, lambda: names.person(rng))
+    people = vocabulary.distinct(2 * n, lambda: vocabulary.person(rng))
     records: list[str] = []
     pool: list[DraftQuestion] = []
     for first, second in zip(people[:n], people[n:], strict=True):
-        town = names.town(rng)
+        town = vocabulary.town(rng)
         answer = f"{second} lives in {town}"
         relation, home = f"The brother of {first} is {second}.", f"{second} lives in {town}."
         evidence = (locate_value(relation, len(records), second), locate_value(home, len(records) + 1, town))
@@ -77,7 +77,7 @@ def few_shot(setting: Setting) -> Draft:
     label. The model can learn only from the examples which label belongs to which class.
     """
     rng, n = setting.rng, setting.count(24, 42, least=6)
-    labels = names.distinct(4, lambda: names.label(rng))
+    labels = vocabulary.distinct(4, lambda: vocabulary.label(rng))
     kinds = [i % 4 for i in range(n)]
     rng.shuffle(kinds)
     records = [f"Text: {_shot(rng, kind)}\nLabel: {labels[kind]}" for kind in kinds]

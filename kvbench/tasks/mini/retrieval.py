@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvbench.tasks.mini import names
+from kvbench.tasks.mini import vocabulary
 from kvbench.tasks.mini import vocabulary as words
-from kvbench.tasks.mini.draft import Draft, DraftQuestion, Setting
+from kvbench.tasks.mini.compose import Draft, DraftQuestion, Setting
 from kvbench.tasks.mini.prose import article
 
 
@@ -31,7 +31,7 @@ def passkey(setting: Setting) -> Draft:
 
     Source: Mohtashami and Jaggi 2023, "Landmark Attention".
     """
-    key = names.digits(setting.rng, 5)
+    key = vocabulary.digits(setting.rng, 5)
     record = f"The pass key is {key}. Remember it. {key} is the pass key."
     first = record.index(key)
     evidence = ((0, first, first + 5), locate_value(record, 0, key))
@@ -44,8 +44,8 @@ def needle(setting: Setting) -> Draft:
     Each key and its number stand in a sentence of their own among the filler. Source: RULER (Hsieh et al. 2024).
     """
     rng, n = setting.rng, setting.count(16, 60)
-    keys = names.distinct(n, lambda: names.random_key(rng))
-    values = names.distinct(n, lambda: names.digits(rng, 7))
+    keys = vocabulary.distinct(n, lambda: vocabulary.random_key(rng))
+    values = vocabulary.distinct(n, lambda: vocabulary.digits(rng, 7))
     records = [f"One of the special magic numbers for {k} is: {v}." for k, v in zip(keys, values, strict=True)]
     questions = [
         ask(f"What is the special magic number for {keys[i]}?", values[i], locate_value(records[i], i, values[i]))
@@ -57,8 +57,8 @@ def needle(setting: Setting) -> Draft:
 def needle_words(setting: Setting) -> Draft:
     """Generate the task ``needle_words``: like ``needle``, but the values are pairs of words, not numbers."""
     rng, n = setting.rng, setting.count(16, 60)
-    keys = names.distinct(n, lambda: names.random_key(rng))
-    values = names.distinct(n, lambda: names.random_pair(rng))
+    keys = vocabulary.distinct(n, lambda: vocabulary.random_key(rng))
+    values = vocabulary.distinct(n, lambda: vocabulary.random_pair(rng))
     records = [f"The secret words for {k} are: {v}." for k, v in zip(keys, values, strict=True)]
     questions = [
         ask(f"What are the secret words for {keys[i]}?", values[i], locate_value(records[i], i, values[i]))
@@ -83,7 +83,9 @@ def key_value(setting: Setting) -> Draft:
     """
     rng, n = setting.rng, setting.count(64, 40, least=2)
     return _draft_pairs(
-        setting, names.distinct(n, lambda: names.random_key(rng)), names.distinct(n, lambda: names.digits(rng, 6))
+        setting,
+        vocabulary.distinct(n, lambda: vocabulary.random_key(rng)),
+        vocabulary.distinct(n, lambda: vocabulary.digits(rng, 6)),
     )
 
 
@@ -96,8 +98,8 @@ def key_value_hex(setting: Setting) -> Draft:
     rng, n = setting.rng, setting.count(64, 56, least=2)
     return _draft_pairs(
         setting,
-        names.distinct(n, lambda: names.hexadecimal(rng, 6)),
-        names.distinct(n, lambda: names.hexadecimal(rng, 12)),
+        vocabulary.distinct(n, lambda: vocabulary.hexadecimal(rng, 6)),
+        vocabulary.distinct(n, lambda: vocabulary.hexadecimal(rng, 12)),
     )
 
 
@@ -147,9 +149,9 @@ def multi_value(setting: Setting) -> Draft:
     most = setting.count(12, 60, least=wanted + 1)
     groups = min(setting.questions, max(1, (most - 1) // wanted))
     n = max(most, groups * wanted + 1)
-    others = names.distinct(n - groups * (wanted - 1), lambda: names.random_key(rng))
+    others = vocabulary.distinct(n - groups * (wanted - 1), lambda: vocabulary.random_key(rng))
     keys = [key for key in others[:groups] for _ in range(wanted)] + others[groups:]
-    values = names.distinct(n, lambda: names.digits(rng, 7))
+    values = vocabulary.distinct(n, lambda: vocabulary.digits(rng, 7))
     order = rng.sample(range(n), n)
     records = [f"One of the special magic numbers for {keys[i]} is: {values[i]}." for i in order]
     questions = []
@@ -170,11 +172,11 @@ def facts(setting: Setting) -> Draft:
     rng, n = setting.rng, setting.count(12, 100)
     records: list[str] = []
     pool: list[DraftQuestion] = []
-    for who in names.distinct(n, lambda: names.person(rng)):
+    for who in vocabulary.distinct(n, lambda: vocabulary.person(rng)):
         job = f"{rng.choice(words.MATERIALS)} {rng.choice(words.PEOPLE)}"
-        born = f"{names.town(rng)} in {rng.between(1700, 1999)}"
+        born = f"{vocabulary.town(rng)} in {rng.between(1700, 1999)}"
         dish = f"{rng.choice(words.FOODS)} with {rng.choice(words.FOODS)}"
-        pet = names.random_pair(rng)
+        pet = vocabulary.random_pair(rng)
         for record, query, answer in (
             (f"{who} works as {article(job)}.", f"What does {who} work as?", job),
             (f"{who} was born in {born}.", f"Where and when was {who} born?", born),
@@ -193,7 +195,7 @@ def passage(setting: Setting) -> Draft:
     too hard: a small model does not learn to look back from the sentence to the tag.
     """
     rng, n = setting.rng, setting.count(20, 200, least=2)
-    tags = names.distinct(n, lambda: names.digits(rng, 4))
+    tags = vocabulary.distinct(n, lambda: vocabulary.digits(rng, 4))
     last = [setting.writer.sentence() for _ in range(n)]
     records = [
         f"{setting.writer.passage(setting.size(20, 1, 40))} {end} [passage {tag}]"

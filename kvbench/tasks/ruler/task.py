@@ -14,10 +14,10 @@ from kvbench.tasks.base import PromptRules, Sample, Setup, TokenTask
 from kvbench.tasks.data import HubSource
 from kvbench.tasks.ruler import texts
 from kvbench.tasks.ruler.counting import CommonWords, FrequentWords, Tracking
-from kvbench.tasks.ruler.documents import Documents
 from kvbench.tasks.ruler.frame import CHAT, KINDS
 from kvbench.tasks.ruler.needles import Needles
 from kvbench.tasks.ruler.stream import SEED, RulerPrompt, Stream
+from kvbench.tasks.ruler.texts import Documents
 from kvbench.util.requirements import Package
 from kvbench.util.schema import MOST, bounded
 
