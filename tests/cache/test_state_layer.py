@@ -7,7 +7,7 @@ from kvbench.cache import Prompts
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.progress import Progress
 from kvbench.cache.state_layer import StateLayer, layers_of
-from kvbench.calibration.attended import attended
+from kvbench.calibration.rotate import attended
 from kvbench.decoding import recordable, shared_prefill
 from kvbench.decoding.autoregressive import answer_nll, generate
 from kvbench.decoding.passes import forward, prefill

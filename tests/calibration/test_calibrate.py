@@ -7,7 +7,7 @@ import torch
 
 from kvbench.calibration import calibrate as library
 from kvbench.calibration import file
-from kvbench.calibration.collect import collect
+from kvbench.calibration.calibrate import collect
 from kvbench.calibration.fit import fit_values
 from kvbench.cli import calibrate as command
 from kvbench.errors import ConfigError, DataError, ModelError

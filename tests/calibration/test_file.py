@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 
 from kvbench.calibration import calibrate as library
 from kvbench.calibration import file
-from kvbench.calibration.fit import Codebook, SideFit
-from kvbench.calibration.kmeans import BINS, Histogram, levels
+from kvbench.calibration.fit import BINS, Codebook, Histogram, SideFit, levels
 from kvbench.errors import ConfigError
 from tests import zoo
 

@@ -7,9 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from kvbench.calibration import stored
-from kvbench.calibration.attended import attended
-from kvbench.calibration.covariance import query_covariance, spectrum, token_weights, value_covariance
-from kvbench.calibration.rotate import rotations
+from kvbench.calibration.rotate import attended, query_covariance, rotations, spectrum, token_weights, value_covariance
 from kvbench.calibration.rotations import Rotations
 from kvbench.errors import ConfigError, ModelError
 from kvbench.models.projections import attentions

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvbench.calibration.covariance import (
+from kvbench.calibration.rotate import (
     bit_reversal,
     query_covariance,
     spectrum,
