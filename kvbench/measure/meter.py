@@ -280,8 +280,8 @@ def fresh_search(method: Any) -> Iterator[None]:
     if not isinstance(name, str):
         yield
         return
+    from kvbench.retrieval.embedding import EmbeddingStore
     from kvbench.retrieval.encoders import encoder
-    from kvbench.retrieval.store import EmbeddingStore
 
     searcher = encoder(name)
     stored = getattr(searcher, "store", None)

@@ -21,8 +21,7 @@ from typing import Any, ClassVar
 from kvbench.errors import ConfigError, ModelError
 from kvbench.hub.repository import HubError, Repository
 from kvbench.hub.transfer import Plan, amount, fetch, plan
-from kvbench.retrieval.embedding import Embedding, Encoder
-from kvbench.retrieval.store import EmbeddingStore
+from kvbench.retrieval.embedding import Embedding, EmbeddingStore, Encoder
 from kvbench.util.progress import say
 from kvbench.util.requirements import Package, exists
 

@@ -15,7 +15,7 @@ from kvbench.errors import ConfigError, ModelError
 from kvbench.hub.repository import HubError
 from kvbench.hub.transfer import Plan
 from kvbench.retrieval import embedding, encoders
-from kvbench.retrieval.store import EmbeddingStore
+from kvbench.retrieval.embedding import EmbeddingStore
 from kvbench.util.requirements import Package
 
 

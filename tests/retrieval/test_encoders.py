@@ -12,7 +12,7 @@ import pytest
 
 from kvbench.errors import ConfigError, ModelError
 from kvbench.retrieval import encoders
-from kvbench.retrieval.store import EmbeddingStore
+from kvbench.retrieval.embedding import EmbeddingStore
 
 
 def test_bm25_prefers_the_chunk_with_the_querys_words():
