@@ -15,8 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvbench.errors import ConfigError
-from kvbench.rotation.basis import Transform
-from kvbench.rotation.kernel import Butterfly
+from kvbench.rotation.basis import Butterfly, Transform
 from kvbench.rotation.spec import SUFFIX, Side, block_of, power_of_two
 
 #: seed of the signs in vLLM's rotated int4 cache, and in its Octave cache

@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvbench.rotation.basis import Transform
-from kvbench.rotation.kernel import per_program, transform_parts, warps, width
+from kvbench.rotation.basis import Transform, per_program, transform_parts, warps, width
 
 
 def step(

@@ -7,7 +7,8 @@ from tests.cache.packing import interpreted
 
 interpreted()
 
-from kvbench.rotation import Transform, kernel, transform  # noqa: E402
+from kvbench.rotation import Transform, transform  # noqa: E402
+from kvbench.rotation import basis as kernel  # noqa: E402
 from kvbench.rotation.named import butterfly_transform  # noqa: E402
 from kvbench.rotation.step import step  # noqa: E402
 
