@@ -23,7 +23,7 @@ from kvbench.config.logger_config import LOGGERS
 from kvbench.config.run_config import DecodingConfig, RuntimeConfig
 from kvbench.errors import ConfigError, few, nearest
 from kvbench.models.spec import ModelConfig
-from kvbench.quantizers.spec import QuantizerSpec
+from kvbench.quantizers.spec import QuantizerSpec, taken
 from kvbench.util.confdir import comments, conf_dir, field_descriptions, groups, options, summary
 from kvbench.util.schema import describe, load_class
 
@@ -103,7 +103,7 @@ def choice(group: str, name: str, extra: Path | None = None) -> Choice:
         summary(files[name]),
         files[name],
         target,
-        tuple(data.get("takes") or ()) if group == "method" else (),
+        taken(data.get("takes") or (), extra) if group == "method" else (),
         sets,
         tuple(_options(rows, cls, notes, prefix, "")),
     )

@@ -41,6 +41,7 @@ from kvbench.config.prerequisites import check_here, check_launcher, check_path
 from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.load import true_name
+from kvbench.quantizers.spec import taken
 from kvbench.util.confdir import conf_dir, groups, options
 
 #: maximum number of combinations of choices whose keys are checked in advance; others are checked when a job starts
@@ -193,7 +194,10 @@ class Composer:
             or any(method not in self.groups["method"] for method in methods)
         ):
             return [list(job) for job in jobs]
-        takes = {method: self._choices_alone((f"method={method}",))["method"].get("takes") or [] for method in methods}
+        takes = {
+            method: taken(self._choices_alone((f"method={method}",))["method"].get("takes") or [], self.extra)
+            for method in methods
+        }
         refusing = [name for name, known in takes.items() if name != "fp16" and not quantizers & set(known)]
         if len(quantizers) == 1 and refusing:
             (quantizer,) = quantizers

@@ -17,6 +17,7 @@ from kvbench.cache import KVCache, Parts, Prompts
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding import Generation, Sampling, generate
 from kvbench.methods import KeepMethod, Method, RecencyMethod, ScoredMethod, load_method
+from kvbench.quantizers.spec import taken
 from kvbench.util.confdir import options
 from tests import slow, zoo
 
@@ -79,7 +80,7 @@ def cases(slow_variants: Collection[str]) -> list:
         for name in VARIANTS
     ]
     for name in [*options("method"), *map(str, TOYS)]:
-        for number, quantizer in enumerate(load_method(name).takes[:2]):
+        for number, quantizer in enumerate(taken(load_method(name).takes)[:2]):
             marks = [pytest.mark.skipif(bool(MISSING.get(name)), reason=MISSING.get(name, ""))]
             marks += [SLOW] * number
             found.append(pytest.param(name, quantizer, id=f"{Path(name).stem}-{quantizer}", marks=marks))
