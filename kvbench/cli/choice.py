@@ -24,7 +24,7 @@ from kvbench.config.run_config import DecodingConfig, RuntimeConfig
 from kvbench.errors import ConfigError, few, nearest
 from kvbench.models.spec import ModelConfig
 from kvbench.quantizers.spec import QuantizerSpec, taken
-from kvbench.util.confdir import comments, conf_dir, field_descriptions, groups, options, summary
+from kvbench.util.confdir import choice_text, comments, conf_dir, field_descriptions, groups, options, summary
 from kvbench.util.schema import describe, load_class
 
 #: keys of a YAML file that are not options: Hydra's, and those that only the file itself may set
@@ -128,7 +128,7 @@ def _common(data: Mapping[str, Any], notes: Mapping[str, str]) -> tuple[dict[str
 
 def _file(group: str, path: Path, files: Mapping[str, Path]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the keys and comments of a file, merged with those of the files of its group that it is based on."""
-    text = path.read_text(encoding="utf-8")
+    text = choice_text(path)
     own = yaml.safe_load(text) or {}
     data: dict[str, Any] = {}
     notes: dict[str, str] = {}
