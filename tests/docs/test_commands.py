@@ -34,7 +34,7 @@ class Taken(Exception):
 
 
 @pytest.mark.parametrize("command", {command.text: command for command in COMMANDS}.values(), ids=str)
-def test_commands_are_taken(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_are_taken(command: Command, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "configs"))  # as --config-dir has it
     words = shlex.split(re.sub(r"^(?:[A-Z_]+=\S+ +)*", "", command.text))
@@ -45,6 +45,10 @@ def test_commands_are_taken(command: Command, monkeypatch: pytest.MonkeyPatch) -
         return check_make(words[1:])
     words = words[words.index("-m") + 1 :]
     module, words = words[0], words[1:]
+    if module == "pytest":
+        options = [word.partition("=")[0] for word in words if word.startswith("-")]
+        assert all(pytestconfig.getoption(option, "unknown") != "unknown" for option in options), options
+        return None
     if module == "kvbench":
         return check_run(words, command.needs == "files")
     check_program(module, words, monkeypatch)
