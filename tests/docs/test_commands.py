@@ -19,6 +19,7 @@ from kvbench.cli.arguments import parse
 from kvbench.cli.choice import choice_help
 from kvbench.cli.compose import Composer
 from kvbench.cli.fetch import configurations
+from kvbench.cli.overrides import template
 from kvbench.errors import ConfigError
 from tests.docs.commands import NEEDS, ROOT, Command, _blocks, _needs, all_commands
 
@@ -79,7 +80,7 @@ def check_run(words: list[str], own_files: bool) -> None:
         if arguments.help:
             choice_help(overrides, ROOT / folder if folder else None)
         else:
-            composer(folder).check(overrides, multirun=arguments.multirun)
+            composer(folder).check([template(text) for text in overrides], multirun=arguments.multirun)
     except ConfigError as error:
         raise AssertionError(f"{' '.join(words)}: {error}") from error
 
