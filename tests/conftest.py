@@ -6,6 +6,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -84,8 +85,22 @@ def part(text: str) -> tuple[int, int]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--part``, for machines whose time is short."""
+    """Add ``--part``, for machines whose time is short, and ``--methods``, for methods outside the tree."""
     parser.addoption("--part", type=part, default=(1, 1), metavar="I/N", help="run the i-th of n parts, such as 2/3")
+    parser.addoption(
+        "--methods", metavar="DIR", help="run the contract tests, and over the methods of a folder (DIR/method/*) alone"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the methods of ``--methods``, and the contract tests unless other files are named."""
+    if config.getoption("--methods") is None:
+        return
+    from tests.contract import subjects
+
+    subjects.choose(config.getoption("--methods"))
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = [str(Path(__file__).parent / "contract")]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -94,12 +109,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ``make test`` hands files out in this order (``--no-loadscope-reorder``), ``make test-gpu`` tests. A test's name
     decides its part: neighbours differ in one parameter, such as the kernel, of which one takes longer.
     """
+    if config.getoption("--methods") is not None:
+        held = [item for item in items if _names_a_method(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in held])
+        items[:] = held
     number, parts = config.getoption("part")
     shares: tuple[list[pytest.Item], list[pytest.Item]] = [], []
     for item in items:
         shares[zlib.crc32(item.nodeid.encode()) % parts == number - 1].append(item)
     config.hook.pytest_deselected(items=shares[False])
     items[:] = sorted(shares[True], key=place)
+
+
+def _names_a_method(item: pytest.Item) -> bool:
+    """Return True for a case of the contract: a test with the parameter `name`."""
+    return "name" in getattr(getattr(item, "callspec", None), "params", {})
 
 
 def place(item: pytest.Item) -> int:

@@ -23,8 +23,16 @@ from kvbench.config.logger_config import LOGGERS
 from kvbench.config.run_config import DecodingConfig, RuntimeConfig
 from kvbench.errors import ConfigError, few, nearest
 from kvbench.models.spec import ModelConfig
-from kvbench.quantizers.spec import QuantizerSpec
-from kvbench.util.confdir import choice_summary, comments, conf_dir, config_groups, field_descriptions, group_options
+from kvbench.quantizers.spec import QuantizerSpec, taken
+from kvbench.util.confdir import (
+    choice_summary,
+    choice_text,
+    comments,
+    conf_dir,
+    config_groups,
+    field_descriptions,
+    group_options,
+)
 from kvbench.util.schema import describe_type, load_class
 
 #: keys of a YAML file that are not options: Hydra's, and those that only the file itself may set
@@ -103,7 +111,7 @@ def choice(group: str, name: str, extra: Path | None = None) -> Choice:
         choice_summary(files[name]),
         files[name],
         target,
-        tuple(data.get("takes") or ()) if group == "method" else (),
+        taken(data.get("takes") or (), extra) if group == "method" else (),
         sets,
         tuple(_nested_options(rows, cls, notes, prefix, "")),
     )
@@ -128,7 +136,7 @@ def _common(data: Mapping[str, Any], notes: Mapping[str, str]) -> tuple[dict[str
 
 def _file(group: str, path: Path, files: Mapping[str, Path]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the keys and comments of a file, merged with those of the files of its group that it is based on."""
-    text = path.read_text(encoding="utf-8")
+    text = choice_text(path)
     own = yaml.safe_load(text) or {}
     data: dict[str, Any] = {}
     notes: dict[str, str] = {}

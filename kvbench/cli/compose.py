@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli import hydra_options, settings
 from kvbench.cli.expand import check_sweeps
-from kvbench.cli.extra import check_folder
+from kvbench.cli.extra import check_folder, store_classes
 from kvbench.cli.model_choice import accept, fill_from_checkpoint
 from kvbench.cli.overrides import (
     Keys,
@@ -41,6 +41,7 @@ from kvbench.config.prerequisites import check_here, check_launcher, check_path
 from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.load import true_name
+from kvbench.quantizers.spec import taken
 from kvbench.util.confdir import conf_dir, config_groups, group_options
 
 #: maximum number of combinations of choices whose keys are checked in advance; others are checked when a job starts
@@ -81,6 +82,7 @@ class Composer:
         hydra_options.store()
         if extra is not None:
             check_folder(extra.absolute())
+            store_classes(extra.absolute())
         self.extra = extra.absolute() if extra else None
         self.groups = {group: list(group_options(group, self.extra)) for group in config_groups()}
         self.keys = Keys(self.groups, self.extra)
@@ -169,7 +171,7 @@ class Composer:
             return False
         try:
             config, choices = self._composed(texts)
-            self._plain = {tuple(texts): _with_preset_name(config, choices)}
+            self._plain = {tuple(texts): _with_preset_name(config, choices, self.extra)}
         except ConfigError:  # with the choices alone, what is wrong can be said better
             return False
         unresolved = to_plain(config, resolve=False)
@@ -193,7 +195,10 @@ class Composer:
             or any(method not in self.groups["method"] for method in methods)
         ):
             return [list(job) for job in jobs]
-        takes = {method: self._choices_alone((f"method={method}",))["method"].get("takes") or [] for method in methods}
+        takes = {
+            method: taken(self._choices_alone((f"method={method}",))["method"].get("takes") or [], self.extra)
+            for method in methods
+        }
         refusing = [name for name, known in takes.items() if name != "fp16" and not quantizers & set(known)]
         if len(quantizers) == 1 and refusing:
             (quantizer,) = quantizers
@@ -227,7 +232,7 @@ class Composer:
             config, choices = self._composed(texts)
         quantizer = config.get("quantizer")
         if isinstance(quantizer, DictConfig) and isinstance(quantizer.get("name"), str):
-            quantizer["name"] = _with_preset_name(config, choices)["quantizer"]["name"]
+            quantizer["name"] = _with_preset_name(config, choices, self.extra)["quantizer"]["name"]
         part = config if package is None else OmegaConf.select(config, package)
         if not OmegaConf.is_config(part):
             raise ConfigError(
@@ -259,7 +264,7 @@ class Composer:
             for text in texts:
                 if text.startswith("model="):  # a launcher's worker has not seen this model yet
                     accept(self._parse(text).value(), self.groups["model"], HELP, self.extra)
-            return _with_preset_name(*self._composed(texts))
+            return _with_preset_name(*self._composed(texts), self.extra)
 
     def _composed(self, texts: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
         """Return the configuration of a job with the values of its checkpoint, and the choice of each group."""
@@ -378,15 +383,15 @@ class Composer:
                 raise reason
 
 
-def _with_preset_name(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
+def _with_preset_name(config: DictConfig, choices: Mapping[str, Any], extra: Path | None) -> dict[str, Any]:
     """Return plain data (:func:`run_config`) with the name of the method's YAML file in ``method.preset``."""
-    plain = run_config(config)
+    plain = run_config(config, extra)
     if choices.get("method") and isinstance(plain.get("method"), dict):
         plain["method"] = {**plain["method"], "preset": choices["method"]}
     return plain
 
 
-def run_config(config: DictConfig) -> dict[str, Any]:
+def run_config(config: DictConfig, extra: Path | None = None) -> dict[str, Any]:
     """Return the configuration of a run as plain data, with all interpolations resolved (:func:`to_plain`).
 
     The groups ``hydra``, ``launcher`` and ``experiment`` are left out, because they do not describe the run itself. The
@@ -395,7 +400,7 @@ def run_config(config: DictConfig) -> dict[str, Any]:
     plain = to_plain(config)
     quantizer = plain.get("quantizer")
     if isinstance(quantizer, dict) and isinstance(quantizer.get("name"), str):
-        quantizer["name"] = true_name(quantizer)  # the name includes overridden keys
+        quantizer["name"] = true_name(quantizer, extra)  # the name includes overridden keys
     return {key: value for key, value in plain.items() if key not in ("hydra", "launcher", "experiment")}
 
 

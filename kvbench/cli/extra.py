@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra.core.config_store import ConfigStore
 
 from kvbench.cli.expand import limit
 from kvbench.errors import ConfigError, cut_text
-from kvbench.util.confdir import config_groups, group_options
+from kvbench.util.class_choice import GROUPS, class_files
+from kvbench.util.confdir import choice_text, config_groups, group_options, read_choice
 
 #: maximum number of values in a file, counting aliases at each use, and the environment variable that changes it
 MAX_VALUES = 5_000
@@ -62,6 +64,13 @@ def check_folder(folder: Path) -> None:
             check_file(path, group)
 
 
+def store_classes(folder: Path) -> None:
+    """Tell Hydra of the choices in a folder that are Python files, which it cannot read."""
+    for group in GROUPS:
+        for path in class_files(folder / group):
+            ConfigStore.instance().store(group=group, name=path.stem, node=read_choice(path), provider="kvbench")
+
+
 def check_file(path: Path, group: str) -> None:
     """Check a YAML file that adds a choice to a configuration group.
 
@@ -72,7 +81,7 @@ def check_file(path: Path, group: str) -> None:
     try:
         if path.stat().st_size > most * BYTES_A_VALUE:
             raise _too_large(path, most)
-        text = path.read_text(encoding="utf-8")
+        text = choice_text(path)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is not None:
             size = _size(node, {}, set(), 0, path)

@@ -62,7 +62,7 @@ Options
   --with-fp16        with --multirun: also run fp16 for each model and data set, to compare the others with it
   --resume ID        run what is missing of the sweep results/sweeps/ID; the same command does so too
   --cfg job, -c job  show the whole configuration of a run without running it
-  --config-dir DIR   add choices: DIR/method/foo.yaml defines method=foo (its class may be in DIR/foo.py);
+  --config-dir DIR   add choices: DIR/method/foo.py, or foo.yaml with a class in DIR, defines method=foo;
                      KVBENCH_MAX_YAML_VALUES=N allows files with more than 5000 values
   --hydra-help       show the help of Hydra, which composes the configuration
   --version          print the version

@@ -22,7 +22,7 @@ from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.layer_map import EXACT, EXACT_TARGET, Layers, forms, parse_layer_map, with_formats, written
 from kvbench.methods.layer_map import KEY as LAYERS
 from kvbench.methods.refusals import QUERY_TOKENS, Reach, check_spans, check_taken, for_python
-from kvbench.quantizers.spec import FormatSpec, QuantizerSpec, Side
+from kvbench.quantizers.spec import FormatSpec, QuantizerSpec, Side, preset_name, taken
 from kvbench.rotation.spec import RotationSpec
 from kvbench.util.requirements import Package
 from kvbench.util.schema import check_bounds, load_class
@@ -47,8 +47,8 @@ class Method(Policy["KVLayer"]):
     """Base of all methods, that is, of the rules that say which tokens are packed or dropped, and when.
 
     Args:
-        takes: names of the quantizer presets that the method accepts. ``none`` means that it can run without a
-            quantizer.
+        takes: names of the quantizer presets that the method accepts. ``affine`` stands for all presets of this kind,
+            ``none`` means that it can run without a quantizer.
         quantizer: packed formats of keys and values (``quantizer=`` on the command line); None for ``quantizer=none``.
         rotation: the basis in which heads are stored: rotations of keys and of values (``method.rotation.key=``).
         layers: formats of single layers, ``0-1:fp16,2-29:int4,30-:int8``: a range of layers, and ``fp16`` or a
@@ -181,7 +181,7 @@ class Method(Policy["KVLayer"]):
         if form == EXACT:
             exact: Method = load_class("method._target_", EXACT_TARGET, EXACT_TARGET)()
             return exact
-        return with_formats(self, form, self.takes)
+        return with_formats(self, form, taken(self.takes))
 
     # -- checks and identity ----------------------------------------------------------------------------------------
 
@@ -194,7 +194,10 @@ class Method(Policy["KVLayer"]):
         """
         check_bounds(self, "method")
         name = self.quantizer.name if self.quantizer else "none"
-        check_taken(type(self).__name__, self.takes, name, self.needs_quantizer, self.widths)
+        accepted = taken(self.takes)
+        if self.quantizer and {self.quantizer.key.kind, self.quantizer.value.kind} <= set(self.takes):
+            accepted += (preset_name(name),)  # also a preset of a folder of the user's
+        check_taken(type(self).__name__, accepted, name, self.needs_quantizer, self.widths)
         if self.quantizer:
             self.quantizer.check("quantizer", head_dim)
         self.rotation.check(head_dim)

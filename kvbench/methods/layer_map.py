@@ -135,7 +135,9 @@ def with_formats(method: M, form: str, takes: Sequence[str]) -> M:
     Raises:
         ConfigError: the method does not take a preset.
     """
-    name, usable = type(method).__module__.rpartition(".")[2], [preset for preset in takes if preset != "none"]
+    known = group_options("quantizer")  # not those of a folder of the user's
+    usable = [preset for preset in takes if preset != "none" and preset in known]
+    name = type(method).__module__.rpartition(".")[2]
     for preset in dict.fromkeys(form.split("/")):
         if preset in usable and form.count("/") < 2:
             continue

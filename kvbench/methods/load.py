@@ -10,11 +10,13 @@ from typing import Any
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
 from kvbench.quantizers.spec import QuantizerSpec, describe_formats, preset_name
-from kvbench.util.confdir import conf_dir, group_options, read_choice
+from kvbench.util.confdir import group_options, read_choice
 from kvbench.util.schema import build, load_class
 
 #: entry-point group by which another package offers methods: name = "module:Class"
 ENTRY_POINTS = "kvbench.methods"
+#: endings of a file that is a method
+_FILES = (".yaml", ".yml", ".py")
 
 
 def load_method(
@@ -23,10 +25,12 @@ def load_method(
     """Make a method from its YAML file, with hyper-parameters given as keyword arguments, and check it.
 
     Args:
-        name: name of a file in ``conf/method`` without its suffix (``"kivi"``), a path to a YAML file, the name of an
-            installed entry point, or a dict with the class as ``_target_`` and hyper-parameters.
-        quantizer: name of a preset in ``conf/quantizer`` (``"int2"``), or a dict with the keys of such a preset. None:
-            the method's default. A dict may omit ``name``; if it has one, it must be the name that describes its
+        name: name of a file in ``conf/method`` without its suffix (``"kivi"``), a path to a YAML file, or to a Python
+            file with the class alone, the name of an installed entry point, or a dict with the class as ``_target_``
+            and hyper-parameters.
+        quantizer: name of a preset in ``conf/quantizer`` (``"int2"``), or of one in the folder ``DIR/quantizer`` if
+            the method is ``DIR/method/NAME.yaml``, or a dict with the keys of such a preset. None: the method's
+            default. A dict may omit ``name``; if it has one, it must be the name that describes its
             formats, such as ``int2+key.group_size=64``.
         overrides: hyper-parameters of the method, for example ``residual=64``, ``rotation={"key": "hadamard"}`` or
             ``**{"rotation.key": "hadamard"}``.
@@ -35,14 +39,15 @@ def load_method(
         ConfigError: a name, a key or a value is unknown, or the combination cannot run.
     """
     data = dict(name) if isinstance(name, Mapping) else _read_option("method", name)
+    extra = None if isinstance(name, Mapping) else _own_folder(name)
     default = _default_quantizer(data.pop("defaults", None))
     if quantizer is None:
         quantizer = default or "none"
-    formats = dict(quantizer) if isinstance(quantizer, Mapping) else _read_option("quantizer", quantizer)
+    formats = dict(quantizer) if isinstance(quantizer, Mapping) else _read_option("quantizer", quantizer, extra)
     formats.pop("defaults", None)
     nameless = "name" not in formats  # the method's own preset, and what is different
     if nameless:
-        formats["name"] = true_name({"name": default, **formats})
+        formats["name"] = true_name({"name": default, **formats}, extra)
     method = method_from_config(_merged(data, overrides), formats)
     if nameless and method.quantizer is not None:  # every group was typed
         method.quantizer = method.quantizer.as_default(None)
@@ -82,13 +87,14 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
     return instance
 
 
-def true_name(quantizer: Mapping[str, Any]) -> str:
+def true_name(quantizer: Mapping[str, Any], extra: Path | None = None) -> str:
     """Return the name that a quantizer's formats should have: that of its preset, followed by all differences from it.
 
-    Examples are ``int2`` and ``int2+key.group_size=64``. The group's own ``name`` must begin with that of a preset.
+    Examples are ``int2`` and ``int2+key.group_size=64``. The group's own ``name`` must begin with that of a preset,
+    which may also be one of the folder `extra` (``--config-dir``).
     """
     name = str(quantizer.get("name"))
-    path = group_options("quantizer").get(preset_name(name))
+    path = group_options("quantizer", extra).get(preset_name(name))
     standard = None if path is None else read_choice(path)
     return describe_formats(name, quantizer, standard)
 
@@ -119,16 +125,22 @@ def _class(target: Any) -> type[Method]:
     return cls
 
 
-def _read_option(group: str, name: str) -> dict[str, Any]:
+def _own_folder(name: str) -> Path | None:
+    """Return DIR if the method is the file ``DIR/method/NAME.yaml`` or ``.py``, else None."""
+    folder = Path(name).absolute().parent
+    return folder.parent if name.endswith(_FILES) and folder.name == "method" else None
+
+
+def _read_option(group: str, name: str, extra: Path | None = None) -> dict[str, Any]:
     """Read one option of a group as plain data."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else conf_dir() / group / f"{name}.yaml"
-    if path.is_file():
+    path = Path(name) if name.endswith(_FILES) else group_options(group, extra).get(name)
+    if path is not None and path.is_file():
         return read_choice(path)
     entry_points = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name) if group == "method" else ()
     for entry in entry_points:
         cls = entry.load()
         return {"_target_": f"{cls.__module__}.{cls.__qualname__}"}
-    raise ConfigError(group, name, f"no such {group}", allowed=group_options(group))
+    raise ConfigError(group, name, f"no such {group}", allowed=group_options(group, extra))
 
 
 def _default_quantizer(defaults: Any) -> str | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError
+from kvbench.util.confdir import group_options, read_choice
 
 #: separator of a preset's name and the changes to it
 CHANGED = "+"
@@ -59,6 +61,25 @@ def describe_formats(name: str, formats: Mapping[str, Any], standard: Mapping[st
             if given.get(part, _DEFAULTS.get(part)) != usual.get(part, _DEFAULTS.get(part)):
                 changes.append(f"{side}.{part}={given.get(part)}")
     return preset_name(name) + (CHANGED + ",".join(changes) if changes else "")
+
+
+def taken(takes: Sequence[str], extra: Path | None = None) -> tuple[str, ...]:
+    """Return the names of the presets that a method takes: those that `takes` names, and those of the kinds it names.
+
+    Args:
+        takes: names of presets, ``none``, and kinds of codes. ``affine`` stands for each preset whose keys and values
+            are affine, so that a preset added to the folder is taken without being listed.
+        extra: the folder of ``--config-dir``.
+    """
+    kinds = {name: kind_of(read_choice(path)) for name, path in group_options("quantizer", extra).items()}
+    named = [name for name in takes if name not in kinds.values()]
+    return tuple(dict.fromkeys([*named, *(name for name, kind in kinds.items() if kind in takes)]))
+
+
+def kind_of(formats: Mapping[str, Any]) -> str:
+    """Return the kind of the codes of ``{"key": {...}, "value": {...}}``; empty if there are two kinds, or no codes."""
+    kinds = {(formats.get(side) or {}).get("kind", _DEFAULTS["kind"]) for side in ("key", "value") if side in formats}
+    return kinds.pop() if len(kinds) == 1 else ""
 
 
 @dataclass(frozen=True, kw_only=True)

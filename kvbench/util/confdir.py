@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from kvbench.errors import KvbenchError
+from kvbench.util.class_choice import class_files, yaml_of
 
 
 def conf_dir() -> Path:
@@ -38,17 +39,31 @@ def group_options(group: str, extra: Path | None = None) -> dict[str, Path]:
 
     A value is the file's path in the group's folder without its ending: ``mini/full`` for ``dataset/mini/full.yaml``.
     The files of `extra`, the user's own configuration folder (``--config-dir``), are added, and replace files of the
-    same name.
+    same name. Among them are Python files with the class of a method or data set that have no YAML
+    (:mod:`kvbench.util.class_choice`).
     """
     choices: dict[str, Path] = {}
     for folder in (conf_dir() / group, *([extra / group] if extra else [])):
-        choices |= {p.relative_to(folder).with_suffix("").as_posix(): p for p in folder.rglob("*.yaml")}
+        files = [*folder.rglob("*.yaml"), *(class_files(folder) if extra else [])]
+        choices |= {p.relative_to(folder).with_suffix("").as_posix(): p for p in files}
     return dict(sorted(choices.items()))
+
+
+def choice_text(path: Path) -> str:
+    """Return the YAML of a choice: the file's text, or what stands for it if the file is a Python file.
+
+    Raises:
+        ConfigError: the Python file cannot be imported, or does not hold one dataclass.
+    """
+    if path.suffix != ".py":
+        return path.read_text(encoding="utf-8")
+    common = read_choice(conf_dir() / "config.yaml").get(path.parent.name)
+    return yaml_of(path, common if isinstance(common, dict) else (), group_options("quantizer", path.parents[1]))
 
 
 def read_choice(path: Path) -> dict[str, Any]:
     """Return what a YAML file of the configuration holds, for the caller to change; empty if that is no mapping."""
-    return deepcopy(_parsed(path.read_text(encoding="utf-8")))
+    return deepcopy(_parsed(choice_text(path)))
 
 
 @lru_cache(maxsize=512)
@@ -63,7 +78,7 @@ def choice_summary(path: Path) -> str:
 
     It is the first line that begins with ``#``, apart from Hydra's ``# @package`` lines.
     """
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in choice_text(path).splitlines():
         if line.startswith("#") and not line.startswith("# @package"):
             return line.lstrip("# ").strip()
     return ""

@@ -50,7 +50,7 @@ def test_rows_arrays_and_table_beside_each_other(tmp_path, capsys):
         (["dataset=mini", "dataset.limitt=3"], "limitt"),
         (["--steps", "0"], "--steps=0"),
         (["--prompt-queries", "-2"], "--prompt-queries=-2"),
-        (["--settings", "kivi:int2_g64"], "int2_g64"),
+        (["--settings", "kivi:hierarchical"], "hierarchical"),
         (["dataset=perplexity/mini_text"], "ScoreText"),
     ],
 )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import yaml
 
 from kvbench.cli.compose import Composer
 from kvbench.config.run_config import GROUPS, checked_config
 from kvbench.errors import ConfigError
-from kvbench.util.confdir import choice_summary, config_groups, group_options
+from kvbench.quantizers.spec import taken
+from kvbench.util.confdir import choice_summary, config_groups, group_options, read_choice
 from kvbench.util.schema import bounded, build
 from tests.marks import fast
 from tests.run_support import config
@@ -68,8 +69,8 @@ def test_every_quantizer_that_a_method_takes_is_accepted(method: str) -> None:
         Composer().check([f"method={method}", f"quantizer={quantizer}"])
 
 
-def _takes(path: Any) -> list[str]:
-    return list(yaml.safe_load(path.read_text(encoding="utf-8")).get("takes", ()))
+def _takes(path: Path) -> tuple[str, ...]:
+    return taken(read_choice(path).get("takes", ()))
 
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])

@@ -6,8 +6,8 @@ import torch
 from kvbench.cache import Prompts
 from kvbench.decoding import generate
 from kvbench.methods import load_method
-from kvbench.util.confdir import group_options
 from tests import zoo
+from tests.contract import subjects
 from tests.contract.test_methods import MISSING, fields
 
 pytestmark = [
@@ -35,7 +35,7 @@ def answer(method, model, ids, mask, device, **kwargs):
     return result, cache.bill()
 
 
-@pytest.mark.parametrize("name", group_options("method"))
+@pytest.mark.parametrize("name", subjects.names())
 def test_fp32_on_the_gpu_equals_the_cpu(name):
     method = made(name)
     ids, mask = zoo.padded_batch(LENGTHS)
@@ -52,7 +52,7 @@ def test_fp32_on_the_gpu_equals_the_cpu(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", group_options("method"))
+@pytest.mark.parametrize("name", subjects.names())
 def test_a_padded_row_equals_the_row_alone(name, dtype):
     method = made(name)
     model = zoo.model("llama", dtype).cuda()

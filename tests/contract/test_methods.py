@@ -1,8 +1,10 @@
-"""The contract of every method, for each YAML in conf/method and toy methods from outside the package."""
+"""The contract of every method, for each YAML in conf/method and toy methods from outside the package.
+
+``pytest --methods=DIR`` holds the methods of another folder to it instead (:mod:`tests.contract.subjects`).
+"""
 
 import gc
 import importlib.util
-import sys
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
@@ -10,22 +12,19 @@ from typing import NamedTuple
 
 import pytest
 import torch
-import yaml
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache, Parts, Prompts
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding import Generation, Sampling, generate
 from kvbench.methods import KeepMethod, Method, RecencyMethod, ScoredMethod, load_method
-from kvbench.util.confdir import group_options
+from kvbench.util.confdir import read_choice
 from tests import slow, zoo
+from tests.contract import subjects
 
 SLOW = pytest.mark.slow
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "configs"
-if str(EXAMPLES) not in sys.path:
-    sys.path.append(str(EXAMPLES))  # as --config-dir does
 #: methods from outside the package, one for each base class
-TOYS = [*sorted(Path(__file__).parent.glob("*.yaml")), *sorted((EXAMPLES / "method").glob("*.yaml"))]
+TOYS = subjects.toys()
 #: what a method needs to run here (encoders without weights), and variants of methods
 OVERRIDES = {
     "cocktail": {"encoder": "bm25", "chunk_size": 16},
@@ -77,9 +76,10 @@ def cases(slow_variants: Collection[str]) -> list:
     found = [
         pytest.param(name, None, id=name.replace(":", "-"), marks=SLOW if name in slow_variants else ())
         for name in VARIANTS
+        if subjects.folder is None
     ]
-    for name in [*group_options("method"), *map(str, TOYS)]:
-        for number, quantizer in enumerate(load_method(name).takes[:2]):
+    for name in subjects.names():
+        for number, quantizer in enumerate(subjects.quantizers(name)[:2]):
             marks = [pytest.mark.skipif(bool(MISSING.get(name)), reason=MISSING.get(name, ""))]
             marks += [SLOW] * number
             found.append(pytest.param(name, quantizer, id=f"{Path(name).stem}-{quantizer}", marks=marks))
@@ -319,7 +319,7 @@ def test_the_same_seed_draws_the_same_tokens_in_any_batch(name, quantizer, llama
 
 @pytest.mark.parametrize("toy", TOYS, ids=lambda path: path.stem)
 def test_the_toys_lie_outside_the_package(toy):
-    assert not yaml.safe_load(toy.read_text())["_target_"].startswith("kvbench.")
+    assert not read_choice(toy)["_target_"].startswith("kvbench.")
 
 
 def test_every_base_class_is_under_contract():

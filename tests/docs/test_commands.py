@@ -19,6 +19,7 @@ from kvbench.cli.arguments import parse_arguments
 from kvbench.cli.choice import choice_help
 from kvbench.cli.compose import Composer
 from kvbench.cli.fetch import configurations
+from kvbench.cli.overrides import template
 from kvbench.errors import ConfigError
 from tests.docs.commands import NEEDS, ROOT, Command, _blocks, _needs, all_commands
 
@@ -34,7 +35,7 @@ class Taken(Exception):
 
 
 @pytest.mark.parametrize("command", {command.text: command for command in COMMANDS}.values(), ids=str)
-def test_commands_are_taken(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_are_taken(command: Command, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "configs"))  # as --config-dir has it
     words = shlex.split(re.sub(r"^(?:[A-Z_]+=\S+ +)*", "", command.text))
@@ -45,6 +46,10 @@ def test_commands_are_taken(command: Command, monkeypatch: pytest.MonkeyPatch) -
         return check_make(words[1:])
     words = words[words.index("-m") + 1 :]
     module, words = words[0], words[1:]
+    if module == "pytest":
+        options = [word.partition("=")[0] for word in words if word.startswith("-")]
+        assert all(pytestconfig.getoption(option, "unknown") != "unknown" for option in options), options
+        return None
     if module == "kvbench":
         return check_run(words, command.needs == "files")
     check_program(module, words, monkeypatch)
@@ -75,7 +80,7 @@ def check_run(words: list[str], own_files: bool) -> None:
         if arguments.help:
             choice_help(overrides, ROOT / folder if folder else None)
         else:
-            composer(folder).check(overrides, multirun=arguments.multirun)
+            composer(folder).check([template(text) for text in overrides], multirun=arguments.multirun)
     except ConfigError as error:
         raise AssertionError(f"{' '.join(words)}: {error}") from error
 
