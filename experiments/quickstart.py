@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 from kvbench.results import record
+from kvbench.results.columns import COLUMNS
 from kvbench.results.load import SIDE_BY_SIDE
 from kvbench.results.notes import notes
 from kvbench.results.tables import table_grid
@@ -30,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "results/quickstart"
 #: presets of conf/experiment/quickstart, as the Makefile names them
 PRESETS = ("fp16", "kivi4", "kivi2", "atom4")
+#: columns of a table of runs that README.md shows, beside those of the tasks
+SHOWN = ("", "mean", "KV", "ratio", "peak", "TTFT", "TPOT")
 #: headings of the table that README.md says in other words
 NAMES = {"mean": "**mean**", "ratio": "KV bytes, fp16's to them"}
 
@@ -57,7 +60,10 @@ def readme_block(root: Path = ROOT) -> str:
     header, body = table_grid(runs)
     lines = ["| | " + " | ".join(row[0].main for row in body) + " |", "|:--|" + "--:|" * len(body)]
     kv: list[str] = []
+    others = {column.name for column in COLUMNS}.difference(SHOWN)
     for number, name in enumerate(header[1:], start=1):
+        if name in others:
+            continue
         shown = [row[number] for row in body]
         texts = [cell.main + (f" ({cell.detail})" if cell.detail else "") for cell in shown]
         label = NAMES.get(name, name)

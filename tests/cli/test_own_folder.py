@@ -18,8 +18,8 @@ from kvbench.quantizers.spec import kind_of, taken
 from kvbench.util import confdir
 from kvbench.util.confdir import choice_summary, conf_dir, group_options, read_choice
 
-INT5_G64 = """# 5 bits in groups of 64
-name: int5_g64
+OWN_INT5 = """# 5 bits in groups of 64
+name: own_int5
 key: {bits: 5, group_size: 64, axis: channel}
 value: {bits: 5, group_size: 64, axis: token}
 """
@@ -75,7 +75,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("method.own_method", "dataset.own_data", "method", "dataset"):  # of another test's folder
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name, text in (
-        ("quantizer/int5_g64.yaml", INT5_G64),
+        ("quantizer/own_int5.yaml", OWN_INT5),
         ("method/own_method.py", METHOD),
         ("dataset/own_data.py", DATA),
     ):
@@ -87,34 +87,34 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_method_that_packs_in_any_format_takes_a_new_preset(mine: Path) -> None:
     assert {"keep", "kivi", "logquant", "partial_logquant"} <= set(BY_KIND)
     for name in BY_KIND:
-        quantizer = load_method(name, quantizer=str(mine / "quantizer" / "int5_g64.yaml")).quantizer
-        assert quantizer.name == "int5_g64" and (quantizer.key.bits, quantizer.value.group_size) == (5, 64)
-        assert "int5_g64" in choice("method", name, mine).takes
-    assert len(Composer(mine).check([*BASE, "method=fp16,kivi,keep", "quantizer=int5_g64"], multirun=True)) == 3
-    assert "int5_g64" not in taken(load_method("kivi").takes) and "int5_g64" in taken(load_method("kivi").takes, mine)
+        quantizer = load_method(name, quantizer=str(mine / "quantizer" / "own_int5.yaml")).quantizer
+        assert quantizer.name == "own_int5" and (quantizer.key.bits, quantizer.value.group_size) == (5, 64)
+        assert "own_int5" in choice("method", name, mine).takes
+    assert len(Composer(mine).check([*BASE, "method=fp16,kivi,keep", "quantizer=own_int5"], multirun=True)) == 3
+    assert "own_int5" not in taken(load_method("kivi").takes) and "own_int5" in taken(load_method("kivi").takes, mine)
 
 
 def test_a_preset_is_called_by_its_name_and_what_is_changed(mine: Path) -> None:
     """Rows with other formats never have the same label."""
     composer = Composer(mine)
-    (job,) = composer.check([*BASE, "method=kivi", "quantizer=int5_g64", "quantizer.key.bits=4"])
-    assert composer.configuration(job).method.quantizer.name == "int5_g64+key.bits=4"
+    (job,) = composer.check([*BASE, "method=kivi", "quantizer=own_int5", "quantizer.key.bits=4"])
+    assert composer.configuration(job).method.quantizer.name == "own_int5+key.bits=4"
 
 
 def test_a_method_of_other_formats_refuses_a_new_preset(mine: Path) -> None:
     for name in sorted({*group_options("method")} - {*BY_KIND, "press"}):
         with pytest.raises(ConfigError, match="does not accept this quantizer"):
-            load_method(name, quantizer=str(mine / "quantizer" / "int5_g64.yaml"))
+            load_method(name, quantizer=str(mine / "quantizer" / "own_int5.yaml"))
 
 
 def test_a_preset_of_kvbench_is_one_file_too(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = shutil.copytree(conf_dir(), mine / "conf", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    shutil.copy(mine / "quantizer" / "int5_g64.yaml", own / "quantizer")
+    shutil.copy(mine / "quantizer" / "own_int5.yaml", own / "quantizer")
     monkeypatch.setattr(confdir, "conf_dir", lambda: own)
     for name in BY_KIND:
-        assert load_method(name, quantizer="int5_g64").quantizer.key.bits == 5
-        assert "int5_g64" in choice("method", name).takes
-    assert load_method("kivi", layers="0:int5_g64").by_layer(2)[0].quantizer.value.bits == 5
+        assert load_method(name, quantizer="own_int5").quantizer.key.bits == 5
+        assert "own_int5" in choice("method", name).takes
+    assert load_method("kivi", layers="0:own_int5").by_layer(2)[0].quantizer.value.bits == 5
 
 
 def test_no_kernel_reads_the_new_format() -> None:
@@ -143,7 +143,7 @@ def test_a_method_and_a_data_set_are_one_python_file_each(mine: Path) -> None:
         "share of the prompt.",
     )
     assert {"method.newest", "method.layers", "method.rotation.key"} <= set(options_shown)
-    assert load_method(str(mine / "method" / "own_method.py"), quantizer="int5_g64", keep=40).keep == 40
+    assert load_method(str(mine / "method" / "own_method.py"), quantizer="own_int5", keep=40).keep == 40
     assert read_choice(mine / "dataset" / "own_data.py") == {
         "_target_": "dataset.own_data.Mine", "name": "own", "limit": 1, "question": ""
     }  # fmt: skip

@@ -25,6 +25,12 @@ def runs(tmp_path_factory):
     return directory, [answer_run(config(directory, name))["run_id"] for name in ("fp16", "kivi")]
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """A terminal on which no name is cut into lines."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 def test_list(runs, capsys):
     directory, ids = runs
     assert report.main(["--results", str(directory)]) == 0

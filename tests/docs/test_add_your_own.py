@@ -15,7 +15,7 @@ from tests.zoo import feed, new_layer, random_kv
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "add-your-own.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 RECENT, VALUE_NORM, FIVE = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-INT5_G64, RECENT_64 = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+MY_INT5, RECENT_64 = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("method/value_norm.py", VALUE_NORM),
         ("method/five.py", FIVE),
         ("method/recent_64.yaml", RECENT_64),
-        ("quantizer/int5_g64.yaml", INT5_G64),
+        ("quantizer/my_int5.yaml", MY_INT5),
     ):
         assert f"`mine/{name}`" in TEXT or name in ("method/value_norm.py", "method/five.py")
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -63,8 +63,8 @@ def test_the_bits_of_the_page(mine: Path) -> None:
     """A preset that a method of kvbench and one of the page take, and bits of a method's own."""
     composer = Composer(mine)
     for method in ("kivi", "value_norm"):
-        (job,) = composer.check(["model=tiny", "dataset=mini", f"method={method}", "quantizer=int5_g64"])
-        assert composer.configuration(job).method.quantizer.name == "int5_g64"
+        (job,) = composer.check(["model=tiny", "dataset=mini", f"method={method}", "quantizer=my_int5"])
+        assert composer.configuration(job).method.quantizer.name == "my_int5"
     layer = new_layer(load_method(str(mine / "method" / "five.py")))
     feed(layer, *random_kv(100))
     packed, tail = layer.stores()[0].segments

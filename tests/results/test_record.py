@@ -41,7 +41,8 @@ def test_a_run_is_what_the_schema_says_and_reading_loses_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("content", OLDER, ids=NAMES)
-def test_every_version_is_read_and_shown(tmp_path, content, capsys):
+def test_every_version_is_read_and_shown(tmp_path, content, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # names are not cut into lines
     metrics = record.fill_defaults(content)
     assert set(metrics) == {field.name for field in record.Metrics.__dataclass_fields__.values()}
     assert metrics["scores"].keys() == content["scores"].keys()
