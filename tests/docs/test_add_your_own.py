@@ -25,11 +25,11 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in (
         ("method/recent.py", RECENT),
         ("method/value_norm.py", VALUE_NORM),
-        ("method/five.py", FIVE),
+        ("method/my_five.py", FIVE),
         ("method/recent_64.yaml", RECENT_64),
         ("quantizer/my_int5.yaml", MY_INT5),
     ):
-        assert f"`mine/{name}`" in TEXT or name in ("method/value_norm.py", "method/five.py")
+        assert f"`mine/{name}`" in TEXT or name in ("method/value_norm.py", "method/my_five.py")
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
         if name.endswith(".py"):
@@ -65,7 +65,7 @@ def test_the_bits_of_the_page(mine: Path) -> None:
     for method in ("kivi", "value_norm"):
         (job,) = composer.check(["model=tiny", "dataset=mini", f"method={method}", "quantizer=my_int5"])
         assert composer.configuration(job).method.quantizer.name == "my_int5"
-    layer = new_layer(load_method(str(mine / "method" / "five.py")))
+    layer = new_layer(load_method(str(mine / "method" / "my_five.py")))
     feed(layer, *random_kv(100))
     packed, tail = layer.stores()[0].segments
     assert (packed.quantizer.bits, packed.length(slice(0, 1)), tail.length(slice(0, 1))) == (5, 68, 32)
