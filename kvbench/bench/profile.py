@@ -27,7 +27,7 @@ STEPS = 16
 
 
 @torch.inference_mode()
-def profile(
+def profile_step(
     model: PreTrainedModel,
     method: Method,
     context: int,
@@ -46,8 +46,8 @@ def profile(
 
     Returns:
         All times are milliseconds per step. ``step_ms``: elapsed time, under the profiler. ``busy_ms``: sum over all
-        kernels. ``ms``: sum for each kind of kernel (:func:`kind`). ``kernels``: name, time and number of calls of the
-        twelve kernels that take longest.
+        kernels. ``ms``: sum for each kind of kernel (:func:`kernel_kind`). ``kernels``: name, time and number of calls
+        of the twelve kernels that take longest.
 
     Raises:
         NotCaptured: the step cannot be captured as a CUDA graph.
@@ -75,17 +75,17 @@ def profile(
     for event in trace.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             times.setdefault(event.name, []).append(event.device_time / 1e3 / STEPS)
-    return {"step_ms": begin.elapsed_time(end) / STEPS, **summed(times)}
+    return {"step_ms": begin.elapsed_time(end) / STEPS, **summed_kernels(times)}
 
 
-def summed(times: dict[str, list[float]]) -> dict[str, Any]:
+def summed_kernels(times: dict[str, list[float]]) -> dict[str, Any]:
     """Sum up the times of kernels: over all, by kind, and for each of the kernels that take longest.
 
     `times` are, by kernel, the milliseconds of each of its calls, divided by the number of steps.
     """
     by_kind: dict[str, float] = {}
     for name, seconds in times.items():
-        by_kind[kind(name)] = by_kind.get(kind(name), 0.0) + sum(seconds)
+        by_kind[kernel_kind(name)] = by_kind.get(kernel_kind(name), 0.0) + sum(seconds)
     longest = sorted(times, key=lambda name: -sum(times[name]))[:12]
     return {
         "busy_ms": round(sum(by_kind.values()), 4),
@@ -97,6 +97,6 @@ def summed(times: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def kind(name: str) -> str:
+def kernel_kind(name: str) -> str:
     """Return the kind of a CUDA kernel (:data:`KINDS`), or ``elementwise`` (norms, activations, RoPE, ...)."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name)), "elementwise")

@@ -150,7 +150,7 @@ class Point:
         return f"{self.model} B{self.batch} {short(self.context)} q{self.q_len}"
 
 
-def point(text: str) -> Point:
+def parse_point(text: str) -> Point:
     """Parse a point MODEL:B:N[:Q], such as ``"7b:1:32k"`` or ``"8b:16:32k:5"``.
 
     Raises:

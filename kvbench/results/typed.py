@@ -103,7 +103,7 @@ def plain(tree: Any, *, complete: bool = False) -> Any:
         return tree
     if dataclasses.is_dataclass(tree):
         content = {}
-        for name, optional in _optional(type(tree)).items():
+        for name, optional in _optional(type(tree)).items():  # type: ignore[arg-type]
             child = getattr(tree, name)
             if complete or child is not None or not optional:
                 content[name] = plain(child, complete=complete)
@@ -166,5 +166,5 @@ def _schema(hint: Any, limits: dict[str, Any], definitions: dict[str, Any], null
         limits |= {"propertyNames": {"pattern": names}} if names else {}
     elif name == "array":
         lengths = {name: limits.pop(name) for name in ("minItems", "maxItems") if name in limits}
-        limits = {"items": _schema((args or (Any,))[-1], limits, definitions), **lengths}
+        limits = {"items": _schema((args or (Any,))[-1], limits, definitions)} | lengths
     return {"type": [name, "null"] if null else name, **limits}

@@ -111,7 +111,7 @@ class Conversion:
     """
 
     #: types that are taken for a list, and the key of its items
-    lists: tuple[type, ...] = (list, tuple)
+    lists: Any = (list, tuple)
     item_key = "{}[{}]"
 
     def convert(self, hint: Any, value: Any, key: str, limits: Mapping[str, Any] = _UNBOUNDED) -> Any:
@@ -157,7 +157,7 @@ class Conversion:
         """
         if not isinstance(data, Mapping):
             raise self.mistake(cls, data, prefix, _UNBOUNDED)
-        fields = fields_of(cls)
+        fields = fields_of(cls)  # type: ignore[arg-type]
         for name in data:
             if name not in fields:
                 self.unknown(cls, str(name), data[name], prefix)
@@ -232,7 +232,7 @@ def check_bounds(tree: Any, prefix: str) -> None:
 
     For dataclasses that were made without :func:`build`. Fields without bounds are not looked at.
     """
-    for name, field in fields_of(type(tree)).items():
+    for name, field in fields_of(type(tree)).items():  # type: ignore[arg-type]
         if not BOUNDS.isdisjoint(field.metadata):
             convert(field.hint, getattr(tree, name), join(prefix, name), field.metadata)
 

@@ -9,20 +9,18 @@ again over whole blocks of tokens.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from kvbench.bench import report
 from kvbench.bench import speculation_grid as arithmetic
-from kvbench.bench.choices import Point
-from kvbench.bench.points import model_config
-from kvbench.bench.speculation_table import line, shown, text
+from kvbench.bench.choices import add_device_options, add_output_options, model_config, number, share, token_count
+from kvbench.bench.report import Recording, Row, failure
+from kvbench.bench.speculation_grid import case_label, shown_parts, speculation_tables
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse
 from kvbench.decoding import speculative
@@ -31,7 +29,6 @@ from kvbench.decoding.drafting import prepare
 from kvbench.decoding.round_times import Round, totals
 from kvbench.decoding.rounds import captured_rounds
 from kvbench.decoding.sampling import Sampling, Stopping
-from kvbench.errors import KvbenchError
 from kvbench.measure.point_figures import weight_bytes
 from kvbench.measure.random_fill import place
 from kvbench.methods.base import Method
@@ -40,12 +37,9 @@ from kvbench.models.load import load
 from kvbench.profiling.memory import release
 from kvbench.profiling.timing import median
 from kvbench.results.speculation import round_times
-from kvbench.util.failures import is_out_of_memory
-
-Row = dict[str, Any]
 
 SCHEMA = 1
-#: cases: name, setting and stage; all points of a stage are measured before the next stage begins
+#: cases in the order of their worth: name, setting and stage; a stage begins when the one before has all its points
 CASES = {
     "plain": ("fp16", 0),
     "quantspec": ("quantspec:draft_weights=int4_all", 0),
@@ -58,20 +52,75 @@ CASES = {
 LONGEST = max(AUTO) + 1
 
 
-class Bench:
+class SpeculationPoint(NamedTuple):
+    """The point at which speculation is measured; `context`: tokens in each sequence's cache at the beginning."""
+
+    model: str
+    batch: int
+    context: int
+
+
+def speculation_point(text: str) -> SpeculationPoint:
+    """Parse a point such as ``llama2-7b:1:32k`` (an argparse ``type``)."""
+    model, *rest = text.rsplit(":", 2)
+    if len(rest) != 2 or not model or not rest[0].isdecimal() or not int(rest[0]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not MODEL:BATCH:TOKENS, such as llama2-7b:1:32k")
+    try:
+        return SpeculationPoint(model, int(rest[0]), token_count(rest[1]))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def drafts(text: str) -> int:
+    """Parse a number of drafts per round, 1 to 8 (an argparse ``type``)."""
+    gamma = number(text)
+    if gamma > 8:
+        raise argparse.ArgumentTypeError(f"{text!r}: at most 8 drafts per round can be measured")
+    return gamma
+
+
+def add_speculation_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``speculation``."""
+    add, shown = parser.add_argument, "MODEL:B:N"
+    default = [
+        SpeculationPoint(*at) for at in (("llama2-7b", 1, 2**15), ("llama2-7b", 1, 2**17), ("llama3.1-8b", 1, 2**17))
+    ]
+    about = "model, batch, tokens in the cache"
+    add("--points", nargs="+", type=speculation_point, default=default, metavar=shown, help=about)
+    about = "points at which the cases after quantspec are measured (default: all)"
+    add("--side-points", nargs="*", type=speculation_point, metavar=shown, help=about)
+    about = (
+        "plain: 16-bit decoding; quantspec: drafts of 4-bit weights and upper nibbles; kv, weights: only one of "
+        "them; streamingllm, snapkv: drafts of a quarter of the context (default: all)"
+    )
+    add("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=about)
+    add("--gammas", nargs="+", type=drafts, default=list(range(1, 9)), metavar="G", help="drafts per round (1 to 8)")
+    add("--side-gammas", nargs="+", type=drafts, default=[2, 4, 6], metavar="G", help="the same for all other cases")
+    add("--acceptances", nargs="+", type=share, default=[0.8, 0.85, 0.9, 0.95], metavar="A")
+    add("--at", type=share, default=0.9, help="acceptance at which rounds are measured (default: 0.9)")
+    add("--measure-all", action="store_true", help="measure the best gamma of every acceptance too")
+    add("--blocks", type=number, default=5, help="blocks of tokens whose median counts (default: 5)")
+    add("--tokens", type=number, default=64, help="tokens of a block (default: 64)")
+    add("--no-compile", action="store_false", dest="compile", help="do not compile what surrounds attention")
+    add_device_options(parser)
+    add_output_options(parser)
+
+
+class SpeculationBench:
     """One run of the command: the loaded model, the arguments, and the rows so far."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.began = args, time.perf_counter()
-        self.path = report.folder(args.out) / f"{args.name or 'speculation'}.json"
+        self.args = args
+        what = "python -m kvbench.bench speculation: forced acceptance, meaningless text"
+        settings = {key: getattr(args, key) for key in ("dtype", "compile", "blocks", "tokens", "at", "acceptances")}
+        self.file = Recording(args, "speculation", what, schema=SCHEMA, **settings)
         self.side_points = args.points if args.side_points is None else args.side_points
         self.methods = {name: parse(CASES[name][0]).load() for name in args.cases}
-        self.rows: list[Row] = []
         self.loaded: Any = None
         self.name: str | None = None
         self.device = torch.device(args.device)
 
-    def measure(self) -> None:
+    def measure_cases(self) -> None:
         """Measure all cases, those of an earlier stage first; the model is loaded again when it changes."""
         for stage, points in enumerate((self.args.points, self.side_points)):
             names = [name for name in self.args.cases if CASES[name][1] == stage]
@@ -79,8 +128,8 @@ class Bench:
                 self.load(point.model)
                 for name in names:
                     row = {"model": point.model, "batch": point.batch, "context": point.context, "case": name}
-                    self.rows.append({**row, "setting": CASES[name][0], "status": "unfinished"})
-                    self.attempt(self.rows[-1], self.methods[name], point)
+                    self.file.rows.append({**row, "setting": CASES[name][0], "status": "unfinished"})
+                    self.attempt(self.file.rows[-1], self.methods[name], point)
 
     def load(self, name: str) -> None:
         """Load a model with random weights, unless it is the present one."""
@@ -92,24 +141,21 @@ class Bench:
         self.loaded = load(config, RuntimeConfig(device=self.args.device, seed=self.args.seed))
         self.say(f"{name} loaded")
 
-    def attempt(self, row: Row, method: Method, point: Point) -> None:
+    def attempt(self, row: Row, method: Method, point: SpeculationPoint) -> None:
         """Measure one case into `row`; a failure is recorded, and the memory released."""
         try:
             for _ in self.plain(row, method, point) if row["case"] == "plain" else self.rounds(row, method, point):
-                self.write()
+                self.file.write()
             row["status"] = "ok"
-        except KvbenchError:
-            raise
         except Exception as error:
-            row["status"] = "oom" if is_out_of_memory(error) else "failed"
-            row["message"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            self.say(f"{line(row)}: {row['status']}, {row['message']}")
+            row |= failure(error)
+            self.say(f"{case_label(row)}: {row['status']}, {row['message']}")
         finally:
             method.detach(self.loaded.model)
             release(self.device)
-            self.write()
+            self.file.write()
 
-    def plain(self, row: Row, method: Method, point: Point) -> Iterator[None]:
+    def plain(self, row: Row, method: Method, point: SpeculationPoint) -> Iterator[None]:
         """Measure plain decoding: blocks of captured steps; yield when figures have been added to `row`."""
         steps = self.args.blocks * self.args.tokens + arithmetic.SKIPPED
         cache = self.filled(method, point, steps)
@@ -129,10 +175,10 @@ class Bench:
         times, size = done["step_s"][arithmetic.SKIPPED :], self.args.tokens
         per_block = [1e3 * sum(times[i : i + size]) / size for i in range(0, len(times) - size + 1, size)]
         row |= {"ms": median(per_block), "blocks_ms": per_block, "stepping": done["stepping"], **self.memory()}
-        self.say(f"{line(row)}: {row['ms']:.3f} ms a token, {row['stepping']}")
+        self.say(f"{case_label(row)}: {row['ms']:.3f} ms a token, {row['stepping']}")
         yield
 
-    def rounds(self, row: Row, method: Any, point: Point) -> Iterator[None]:
+    def rounds(self, row: Row, method: Any, point: SpeculationPoint) -> Iterator[None]:
         """Measure a block for every gamma, and blocks at the best gamma of each acceptance; yield as :meth:`plain`."""
         args, main = self.args, row["case"] == "quantspec"
         gammas = args.gammas if main else args.side_gammas
@@ -144,26 +190,26 @@ class Bench:
         row |= {"forced": args.at, "gammas": [], "grid": [], "measured": []}
         row["stepping"] = getattr(engine, "stepping", "eager")
         for gamma in gammas:
-            turns = self.decoded(engine, method, cache, point, gamma, 1)
-            row["gammas"].append(arithmetic.parts(turns, gamma))
+            parts = arithmetic.round_parts(self.decoded(engine, method, cache, point, gamma, 1), gamma)
+            row["gammas"].append(parts)
             row["gammas"].sort(key=lambda entry: entry["gamma"])
-            row["grid"] = arithmetic.grid(row["gammas"], args.acceptances, AUTO)
+            row["grid"] = arithmetic.speed_grid(row["gammas"], args.acceptances, AUTO)
             row |= self.memory()
-            self.say(f"{line(row)}, gamma {gamma}: {shown(arithmetic.parts(turns, gamma))}")
+            self.say(f"{case_label(row)}, gamma {gamma}: {shown_parts(parts)}")
             yield
         for acceptance in (args.at, *others):
             if acceptance != args.at:
                 method = replace(method, forced_acceptance=acceptance)
                 engine = self.engine(method, cache, point)
-            gamma = arithmetic.best(row["grid"], acceptance) or gammas[0]
+            gamma = arithmetic.best_gamma(row["grid"], acceptance) or gammas[0]
             turns = self.decoded(engine, method, cache, point, gamma, args.blocks)
-            per_block = arithmetic.blocks(turns, args.tokens)
+            per_block = arithmetic.block_times(turns, args.tokens)
             whole = 1e3 * sum(turn.seconds for turn in turns)
             timed = round_times(totals(turns, range(point.batch))) or {}
             row["measured"].append(
                 {
                     "acceptance": acceptance,
-                    **arithmetic.parts(turns, gamma),
+                    **arithmetic.round_parts(turns, gamma),
                     "accepted": timed.get("acceptance"),
                     "why": timed.get("why"),
                     "ms": median(per_block),
@@ -172,14 +218,16 @@ class Bench:
                 }
             )
             row |= self.memory()
-            self.say(f"{line(row)}, acceptance {acceptance}: {row['measured'][-1]['ms']:.3f} ms a token")
+            self.say(f"{case_label(row)}, acceptance {acceptance}: {row['measured'][-1]['ms']:.3f} ms a token")
             yield
             if main and acceptance == args.at:
                 row["auto"] = self.chosen(engine, method, cache, point)
-                self.say(f"{line(row)}, gamma=auto: {row['auto']['ms']:.3f} ms a token, gammas {row['auto']['gammas']}")
+                self.say(
+                    f"{case_label(row)}, gamma=auto: {row['auto']['ms']:.3f} ms a token, gammas {row['auto']['gammas']}"
+                )
                 yield
 
-    def filled(self, method: Method, point: Point, room: int) -> Any:
+    def filled(self, method: Method, point: SpeculationPoint, room: int) -> Any:
         """Return a cache with random keys and values and room for more tokens; memory peaks count from here on."""
         prepare(self.loaded.model, method.speculation)
         cache = method.new_cache(self.loaded.model, None, max_length=point.context + room)
@@ -189,7 +237,7 @@ class Bench:
             torch.cuda.reset_peak_memory_stats(self.device)
         return cache
 
-    def engine(self, method: Any, cache: Any, point: Point) -> Any:
+    def engine(self, method: Any, cache: Any, point: SpeculationPoint) -> Any:
         """Return what runs the rounds: captured passes on a GPU, None (eager passes) on a CPU."""
         if self.device.type != "cuda":
             return None
@@ -198,20 +246,24 @@ class Bench:
                 self.loaded.model, cache, method.speculation, self.sampling(point), point.batch, self.args.compile
             )
 
-    def decoded(self, engine: Any, method: Any, cache: Any, point: Point, gamma: int, blocks: int) -> Sequence[Round]:
+    def decoded(
+        self, engine: Any, method: Any, cache: Any, point: SpeculationPoint, gamma: int, blocks: int
+    ) -> Sequence[Round]:
         """Decode some blocks of tokens with one gamma, and return the rounds that count."""
         rounds = self.all_rounds(engine, replace(method.speculation, gamma=gamma), cache, point, blocks)
-        return arithmetic.full(rounds, gamma)
+        return arithmetic.full_rounds(rounds, gamma)
 
-    def chosen(self, engine: Any, method: Any, cache: Any, point: Point) -> Row:
+    def chosen(self, engine: Any, method: Any, cache: Any, point: SpeculationPoint) -> Row:
         """Decode blocks of tokens with ``gamma=auto``; return times and the number of rounds with each gamma."""
         rounds = self.all_rounds(engine, method.speculation, cache, point, self.args.blocks)
         rounds = rounds[arithmetic.SKIPPED : -arithmetic.SKIPPED]  # limits at the end of an answer are no choice
-        times = arithmetic.blocks(rounds, self.args.tokens)
+        times = arithmetic.block_times(rounds, self.args.tokens)
         counts = Counter(max(turn.drafted) for turn in rounds)
         return {"ms": median(times), "blocks_ms": times, "gammas": {str(g): counts[g] for g in sorted(counts)}}
 
-    def all_rounds(self, engine: Any, speculation: Speculation, cache: Any, point: Point, blocks: int) -> list[Round]:
+    def all_rounds(
+        self, engine: Any, speculation: Speculation, cache: Any, point: SpeculationPoint, blocks: int
+    ) -> list[Round]:
         """Decode some blocks of tokens, and return all rounds."""
         sampling = self.sampling(point)
         return speculative.decode(
@@ -231,11 +283,11 @@ class Bench:
         """Return how many tokens to decode for so many blocks: each may be longer by a round, and some do not count."""
         return blocks * (self.args.tokens + LONGEST) + (arithmetic.SKIPPED + 2) * LONGEST
 
-    def sampling(self, point: Point) -> Sampling:
+    def sampling(self, point: SpeculationPoint) -> Sampling:
         """Return greedy sampling with a seed for each row, by which drafts are accepted."""
         return Sampling(seed=[self.args.seed + row for row in range(point.batch)])
 
-    def token(self, point: Point) -> torch.Tensor:
+    def token(self, point: SpeculationPoint) -> torch.Tensor:
         """Return an arbitrary first token of each row, ``[B]``."""
         return torch.arange(point.batch, device=self.device) * 17 + 3
 
@@ -246,28 +298,19 @@ class Bench:
 
     def say(self, text: str) -> None:
         """Print a line of progress after the seconds since the beginning."""
-        print(f"[{time.perf_counter() - self.began:.0f} s] {text}", flush=True)
-
-    def write(self) -> None:
-        """Write the JSON file with all rows so far."""
-        args = self.args
-        settings = {key: getattr(args, key) for key in ("dtype", "compile", "blocks", "tokens", "at", "acceptances")}
-        start = {"schema": SCHEMA, "what": "python -m kvbench.bench speculation: forced acceptance, meaningless text"}
-        content = {**start, **report.machine(), "command": " ".join(args.argv), **settings, "rows": self.rows}
-        report.write(self.path, content)
+        print(f"[{time.perf_counter() - self.file.began:.0f} s] {text}", flush=True)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure all cases and print the tables.
+def measure_speculation(args: argparse.Namespace) -> int:
+    """Measure all cases and print the tables; return 1 if a case failed for a reason other than memory, else 0.
 
-    The exit status is 0 on success, 1 if a case failed, or the exit code of a KvbenchError.
+    Raises:
+        KvbenchError: the model cannot be loaded, or the file cannot be written.
     """
-    try:
-        bench = Bench(args)
-        bench.measure()
-    except KvbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print("\n" + text(bench.rows, args.at))
-    print(f"{bench.path} ({time.perf_counter() - bench.began:.0f} s)")
-    return int(any(row["status"] not in ("ok", "oom") for row in bench.rows))
+    if args.at not in args.acceptances:
+        args.acceptances = sorted({*args.acceptances, args.at})
+    bench = SpeculationBench(args)
+    bench.measure_cases()
+    print("\n" + speculation_tables(bench.file.rows, args.at))
+    bench.file.end()
+    return int(any(row["status"] not in ("ok", "oom") for row in bench.file.rows))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from kvbench.bench.shapes import short
+from kvbench.bench.choices import short
 from kvbench.util.table import table
 
 Row = Mapping[str, Any]
@@ -32,16 +33,11 @@ def _value(row: Row, *keys: str, factor: float | None = None) -> Any:
     return node if node is None or factor is None else node * factor
 
 
-def _ms(*keys: str) -> Column:
-    return lambda row, stock: _value(row, *keys, factor=1e3)
-
-
-def _gib(*keys: str) -> Column:
-    return lambda row, stock: _value(row, *keys, factor=2**-30)
-
-
 def _plain(*keys: str, factor: float | None = None) -> Column:
     return lambda row, stock: _value(row, *keys, factor=factor)
+
+
+_ms, _gib = partial(_plain, factor=1e3), partial(_plain, factor=2**-30)
 
 
 def _of_stock(column: Column) -> Column:
@@ -108,7 +104,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
 HEAD = ("setting", "prompt", "B", "new")
 
 
-def line(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
+def point_cells(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
     """Return one line of the table, the figures of one measured point (prompt length and batch size), as cells.
 
     The first cells are the columns of :data:`HEAD`, the others those of ``COLUMNS[command]``. If the measurement
@@ -120,13 +116,13 @@ def line(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
     start: list[object] = [row["setting"], short(row["prompt"]), row["batch"], row["new_tokens"]]
     columns = COLUMNS[command]
     if row["status"] != "ok":
-        return [*start, *[None] * (len(columns) - 1), failure(row)]
+        return [*start, *[None] * (len(columns) - 1), why_no_figures(row)]
     at = (row["prompt"], row["batch"])
     stock = next((one for one in rows if one["setting"] == "dynamic" and (one["prompt"], one["batch"]) == at), {})
     return [*start, *(column(row, stock) for column in columns.values())]
 
 
-def failure(row: Row) -> str:
+def why_no_figures(row: Row) -> str:
     """Describe in one line why the measurement of a point failed; an oom with its phase and bytes, if known."""
     if row["status"] != "oom":
         return str(row["message"])
@@ -135,11 +131,10 @@ def failure(row: Row) -> str:
     return f"oom{phase}" + (f", {asked / 2**30:.2f} GiB asked for" if asked else "")
 
 
-def table_of(rows: Sequence[Row], command: str) -> str:
+def point_table(rows: Sequence[Row], command: str) -> str:
     """Return the table of all measured points as text.
 
     For ``memory`` the lines are in the order of measurement, otherwise they are sorted by prompt length and batch size.
     """
-    grown = command == "memory"
-    ordered = rows if grown else sorted(rows, key=lambda row: (row["prompt"], row["batch"]))
-    return table([*HEAD, *COLUMNS[command]], [line(row, command, rows) for row in ordered], len(HEAD))
+    ordered = rows if command == "memory" else sorted(rows, key=lambda row: (row["prompt"], row["batch"]))
+    return table([*HEAD, *COLUMNS[command]], [point_cells(row, command, rows) for row in ordered], len(HEAD))
