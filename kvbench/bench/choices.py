@@ -9,7 +9,7 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 
@@ -23,6 +23,8 @@ from kvbench.tasks.efficiency import STOCK, Efficiency
 from kvbench.util.confdir import field_descriptions, options, read_choice
 from kvbench.util.requirements import exists
 from kvbench.util.schema import MOST, MOST_TOKENS, build
+
+T = TypeVar("T")
 
 
 def token_count(text: str) -> int:
@@ -46,17 +48,23 @@ def short(count: int) -> str:
     return f"{count // 1024}k" if count % 1024 == 0 else str(count)
 
 
-def tokens(text: str) -> int:
-    """Parse a number of tokens such as ``32k`` (an argparse ``type``).
+def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return an argparse ``type`` that parses as `parse` does, a function that raises ValueError.
 
-    Raises:
-        argparse.ArgumentTypeError: :func:`token_count` cannot parse it. argparse shows this error's message to the
-            user, but would replace that of a ValueError.
+    argparse shows the message of an ArgumentTypeError to the user, but would replace that of a ValueError.
     """
-    try:
-        return token_count(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+#: argparse type of a number of tokens such as ``32k``
+tokens = argument(token_count)
 
 
 def number(text: str) -> int:

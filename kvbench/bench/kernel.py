@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from kvbench.attention import fused, synthetic
 from kvbench.attention.phases import Part, Work
-from kvbench.bench.choices import add_timing_options, number, tokens
+from kvbench.bench.choices import add_timing_options, argument, number, tokens
 from kvbench.bench.clock import Time, copies, replayed, shown_ceiling, timed_cells
 from kvbench.bench.report import Recording, healthy, reason
 from kvbench.bench.shapes import (
@@ -69,7 +69,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     about = "new tokens per step: 1 for decoding, more for the verification of drafts"
     add("--q-len", nargs="+", type=number, default=[1], metavar="Q", help=about)
     about = "measure these points instead of the whole grid"
-    add("--points", nargs="+", type=parse_point, metavar="MODEL:B:N[:Q]", help=about)
+    add("--points", nargs="+", type=argument(parse_point), metavar="MODEL:B:N[:Q]", help=about)
     about = "measure the formats of inference engines, KVarN, TurboQuant and OSCAR at 32k and 128k tokens"
     add("--production", action="store_true", help=about)
     add("--path", choices=["auto", "cuda", "triton", "both"], default="auto")

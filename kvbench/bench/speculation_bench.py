@@ -18,7 +18,15 @@ from typing import Any, NamedTuple
 import torch
 
 from kvbench.bench import speculation_grid as arithmetic
-from kvbench.bench.choices import add_device_options, add_output_options, model_config, number, share, token_count
+from kvbench.bench.choices import (
+    add_device_options,
+    add_output_options,
+    argument,
+    model_config,
+    number,
+    share,
+    token_count,
+)
 from kvbench.bench.report import Recording, Row, failure
 from kvbench.bench.speculation_grid import case_label, shown_parts, speculation_tables
 from kvbench.config.run_config import RuntimeConfig
@@ -61,14 +69,11 @@ class SpeculationPoint(NamedTuple):
 
 
 def speculation_point(text: str) -> SpeculationPoint:
-    """Parse a point such as ``llama2-7b:1:32k`` (an argparse ``type``)."""
+    """Parse a point such as ``llama2-7b:1:32k``; ValueError if it is none."""
     model, *rest = text.rsplit(":", 2)
     if len(rest) != 2 or not model or not rest[0].isdecimal() or not int(rest[0]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not MODEL:BATCH:TOKENS, such as llama2-7b:1:32k")
-    try:
-        return SpeculationPoint(model, int(rest[0]), token_count(rest[1]))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise ValueError(f"{text!r} is not MODEL:BATCH:TOKENS, such as llama2-7b:1:32k")
+    return SpeculationPoint(model, int(rest[0]), token_count(rest[1]))
 
 
 def drafts(text: str) -> int:
@@ -86,9 +91,9 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
         SpeculationPoint(*at) for at in (("llama2-7b", 1, 2**15), ("llama2-7b", 1, 2**17), ("llama3.1-8b", 1, 2**17))
     ]
     about = "model, batch, tokens in the cache"
-    add("--points", nargs="+", type=speculation_point, default=default, metavar=shown, help=about)
+    add("--points", nargs="+", type=argument(speculation_point), default=default, metavar=shown, help=about)
     about = "points at which the cases after quantspec are measured (default: all)"
-    add("--side-points", nargs="*", type=speculation_point, metavar=shown, help=about)
+    add("--side-points", nargs="*", type=argument(speculation_point), metavar=shown, help=about)
     about = (
         "plain: 16-bit decoding; quantspec: drafts of 4-bit weights and upper nibbles; kv, weights: only one of "
         "them; streamingllm, snapkv: drafts of a quarter of the context (default: all)"

@@ -9,7 +9,7 @@ import torch
 
 from kvbench.attention import synthetic
 from kvbench.bench import __main__ as command
-from kvbench.bench import ceiling, kernel, packing, quantize, report
+from kvbench.bench import clock, kernel, quantize, report
 from kvbench.bench.clock import ROUND, Time, copies
 from kvbench.bench.shapes import (
     FORMATS,
@@ -19,8 +19,8 @@ from kvbench.bench.shapes import (
     Point,
     layer_bytes,
     lengths,
+    parse_point,
     phases,
-    point,
     resolved,
     short,
     side_bytes,
@@ -38,7 +38,7 @@ def test_bytes_of_a_format_are_those_of_the_bill(name, channels):
     for side in ("key", "value"):
         form = getattr(FORMATS[name].tiers[0], side)
         segment = PackedSegment(
-            1, 3, channels, torch.float16, "cpu", quantizer=packing.quantizer(name, side, channels), side=side
+            1, 3, channels, torch.float16, "cpu", quantizer=quantize.format_quantizer(name, side, channels), side=side
         )
         segment.append(slice(None), torch.zeros(1, 3, 128, channels, dtype=torch.float16))
         assert 3 * side_bytes(form, 128, channels) == sum(segment.used(0).values())
@@ -112,30 +112,31 @@ def test_bytes_of_a_layer_by_hand():
 def test_numbers_of_tokens_and_points():
     assert [tokens(t) for t in ("4k", "32K", "4096", "7")] == [4096, 32768, 4096, 7]
     assert [short(n) for n in (4096, 262144, 100)] == ["4k", "256k", "100"]
-    assert point("8b:16:32k:5") == Point("8b", 16, 32768, 5)
+    assert parse_point("8b:16:32k:5") == Point("8b", 16, 32768, 5)
     for text in ("4m", "", "0", "-4k"):
         with pytest.raises(ValueError, match="number of tokens"):
             tokens(text)
-    assert point("7b:2:100") == Point("7b", 2, 100, 1) and str(Point("7b", 2, 4096, 5)) == "7b B2 4k q5"
+    assert parse_point("7b:2:100") == Point("7b", 2, 100, 1) and str(Point("7b", 2, 4096, 5)) == "7b B2 4k q5"
     for text in ("9b:1:4k", "7b:1", "7b:1:4k:0", "7b:x:4k", "7b:1:4k:5:6"):
         with pytest.raises(ValueError, match="point"):
-            point(text)
-    args = command.parser().parse_args(["kernel", "--contexts", "8k", "--models", "tiny", "--q-len", "1", "5"])
-    assert kernel.points(args) == [Point("tiny", 1, 8192), Point("tiny", 1, 8192, 5)]
-    args = command.parser().parse_args(["kernel", "--points", "7b:1:4k", "8b:2:1k"])
-    assert kernel.points(args) == [Point("7b", 1, 4096), Point("8b", 2, 1024)]
-    args = command.parser().parse_args(["kernel", "--quick", "--models", "tiny"])
-    assert kernel.points(args) == [point(text) for text in kernel.QUICK]
-    args = command.parser().parse_args(["kernel", "--production"])
-    assert [str(at) for at in kernel.points(args)] == ["7b B1 32k q1", "7b B1 128k q1", "8b B1 32k q1", "8b B1 128k q1"]
+            parse_point(text)
+    args = command.bench_parser().parse_args(["kernel", "--contexts", "8k", "--models", "tiny", "--q-len", "1", "5"])
+    assert kernel.kernel_points(args) == [Point("tiny", 1, 8192), Point("tiny", 1, 8192, 5)]
+    args = command.bench_parser().parse_args(["kernel", "--points", "7b:1:4k", "8b:2:1k"])
+    assert kernel.kernel_points(args) == [Point("7b", 1, 4096), Point("8b", 2, 1024)]
+    args = command.bench_parser().parse_args(["kernel", "--quick", "--models", "tiny"])
+    assert kernel.kernel_points(args) == [parse_point(text) for text in kernel.QUICK]
+    args = command.bench_parser().parse_args(["kernel", "--production"])
+    long = ["7b B1 32k q1", "7b B1 128k q1", "8b B1 32k q1", "8b B1 128k q1"]
+    assert [str(at) for at in kernel.kernel_points(args)] == long
 
 
 def test_a_layer_of_the_bench_is_what_its_lengths_say_and_its_twin_is_another(monkeypatch):
     monkeypatch.setitem(MODELS, "tiny", Model(4, 2, 64))
     at = Point("tiny", 2, 1280)
-    work = kernel.make("mix", at, torch.float16, device="cpu")
+    work = kernel.random_layer("mix", at, torch.float16, device="cpu")
     assert [line[2] for line in work.counts[0]] == lengths(FORMATS["mix"], 1280, 1)[0] == [768, 384, 128, 1]
-    other = kernel.twin(work)
+    other = kernel.layer_twin(work)
     assert other.phases[0][0].words[0].data_ptr() != work.phases[0][0].words[0].data_ptr()
     query = torch.randn(2, 4, 1, 64)
     first = synthetic.exact(query, work, 0.125)
@@ -174,7 +175,7 @@ def test_figures_have_three_digits(number, shown):
 
 
 def test_floors_lie_between_the_measured_reads():
-    reads = ceiling.Ceiling([(100, 5.0), (1000, 10.0), (10000, 40.0)], "triton")
+    reads = clock.Ceiling([(100, 5.0), (1000, 10.0), (10000, 40.0)], "triton")
     assert [reads.floor(n) for n in (1, 100, 550, 1000, 20000)] == [5.0, 5.0, 7.5, 10.0, 80.0]
     assert reads.rate == 0.25
     json.dumps(reads.as_dict())
@@ -187,13 +188,13 @@ def test_a_mix_is_expected_at_the_rates_of_its_formats():
         for name, us in (("int2_g128", 30.0), ("int4_g128", 40.0))
     ]
     mix = {**at, "format": "mix", "bytes_by_format": layer_bytes(FORMATS["mix"], Point("7b", 1, 32768))}
-    assert kernel.expected(mix, rows) == pytest.approx(0.6 * 30 + 0.3 * 40 + 0.1 * 1000, rel=0.02)
-    assert kernel.expected(rows[0], rows) is None
-    assert kernel.expected(mix, rows[:1]) is None
-    assert kernel.expected({**mix, "best": None}, rows) is None
+    assert kernel.expected_us(mix, rows) == pytest.approx(0.6 * 30 + 0.3 * 40 + 0.1 * 1000, rel=0.02)
+    assert kernel.expected_us(rows[0], rows) is None
+    assert kernel.expected_us(mix, rows[:1]) is None
+    assert kernel.expected_us({**mix, "best": None}, rows) is None
     for key, other in (("path", "triton"), ("context", 4096), ("q_len", 5), ("model", "8b"), ("batch", 2)):
-        assert kernel.expected(mix, [rows[0], {**rows[1], key: other}]) is None, key
-    assert kernel.expected(mix, [rows[0], {**rows[1], "us": None}]) is None
+        assert kernel.expected_us(mix, [rows[0], {**rows[1], key: other}]) is None, key
+    assert kernel.expected_us(mix, [rows[0], {**rows[1], "us": None}]) is None
 
 
 def test_tokens_in_full_precision_are_as_fast_as_the_best_baseline():
@@ -201,7 +202,7 @@ def test_tokens_in_full_precision_are_as_fast_as_the_best_baseline():
     at = {"model": "8b", "batch": 2, "context": 4096, "q_len": 1, "path": "cuda", "best": "flash", "best_us": 100.0}
     exact = 4 * 8 * 2 * 4096 * 128
     mix = {**at, "format": "mix", "bytes_by_format": {"fp16": exact // 4}}
-    assert kernel.expected(mix, []) == pytest.approx(25.0)
+    assert kernel.expected_us(mix, []) == pytest.approx(25.0)
 
 
 @pytest.fixture
@@ -219,11 +220,11 @@ def device(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA X")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(kernel, "measure", measure)
-    monkeypatch.setattr(kernel.ceiling, "measure", lambda seconds: ceiling.Ceiling([(1000, 1.0)], "triton"))
-    monkeypatch.setattr(kernel.baselines, "measure", lambda *given: {"flash": Time(40.0, 1, 1, 7), "cudnn": "no"})
-    monkeypatch.setattr(kernel.report, "machine", dict)
-    monkeypatch.setattr(kernel.report, "healthy", lambda: True)
+    monkeypatch.setattr(kernel, "time_attention", measure)
+    monkeypatch.setattr(clock, "measure_ceiling", lambda seconds: clock.Ceiling([(1000, 1.0)], "triton"))
+    monkeypatch.setattr(kernel, "time_baselines", lambda *given: {"flash": Time(40.0, 1, 1, 7), "cudnn": "no"})
+    monkeypatch.setattr(report, "machine", dict)
+    monkeypatch.setattr(kernel, "healthy", lambda: True)
     return ["--out", str(tmp_path), "--models", "7b", "--contexts", "4k"]
 
 
@@ -233,7 +234,7 @@ def test_the_kernels_command_writes_rows_with_what_they_are_compared_with(device
     two, four, mix = content["rows"]
     assert (two["best"], two["best_us"], two["ceiling_GB_s"]) == ("flash", 40.0, 1.0)
     assert two["floor_us"] == two["bytes"] / 1000 and two["expected_us"] is four["expected_us"] is None
-    assert mix["expected_us"] == kernel.expected(mix, content["rows"]) > 0
+    assert mix["expected_us"] == kernel.expected_us(mix, content["rows"]) > 0
     assert four["per_byte"] == 1 and two["per_byte"] == four["bytes"] / two["bytes"]  # all take as long
     assert content["baselines"] == {
         "7b B1 4k q1": {"flash": {"us": 40.0, "p10": 1, "p90": 1, "rounds": 7}, "cudnn": "no"}
@@ -252,9 +253,9 @@ def test_a_kernel_that_fails_is_a_row_and_a_new_process_goes_on(device, tmp_path
     assert command.main(["kernel", *device, *formats]) == 1
     rows = json.loads((tmp_path / "kernel.json").read_text())["rows"]
     assert [row.get("failed") for row in rows] == [None, "RuntimeError: no kernel", None]
-    monkeypatch.setattr(kernel.report, "healthy", lambda: False)
+    monkeypatch.setattr(kernel, "healthy", lambda: False)
     skips = []
-    monkeypatch.setattr(kernel, "rest", lambda args, skip: skips.append(skip) or [{**rows[2], "us": 77.0}])
+    monkeypatch.setattr(kernel, "continued_rows", lambda args, skip: skips.append(skip) or [{**rows[2], "us": 77.0}])
     assert command.main(["kernel", *device, *formats]) == 1
     again = json.loads((tmp_path / "kernel.json").read_text())["rows"]
     assert skips == [2] and [row.get("us") for row in again] == [10.0, None, 77.0]
@@ -264,28 +265,26 @@ def test_a_kernel_that_fails_is_a_row_and_a_new_process_goes_on(device, tmp_path
 
 def test_a_row_of_the_table_and_one_that_failed():
     row = {"model": "7b", "batch": 1, "context": 4096, "q_len": 1, "format": "int4_g128", "path": "cuda"}
-    good = {**row, "us": 10.0, "p10": 9.9, "p90": 10.1, "GB_s": 1800.0, "ceiling_GB_s": 4600.0, "floor_us": 6.1}
+    good = {**row, "us": 10.0, "p10": 9.9, "p90": 10.1, "bytes": 18_000_000, "ceiling_GB_s": 4600.0, "floor_us": 6.1}
     good.update(best="cudnn", best_us=22.0, error=8e-4, per_byte=1.07)
     bad = {**row, "failed": "NotServed: why", "best": "cudnn", "best_us": 22.0}
-    text = table(kernel.HEAD, [kernel.line(good), kernel.line(bad)], width=160)
+    text = table(kernel.HEAD, [kernel.kernel_cells(good), kernel.kernel_cells(bad)], width=160)
     lines = text.splitlines()
     assert len(lines) == 4
     assert lines[2].split() == "7b 1 4k 1 int4_g128 cuda 10.0 1.00 1800 39.1 6.10 1.07 cudnn 22.0 2.20 8.0e-04".split()
     assert lines[3].endswith("NotServed: why")
-    assert kernel.line({**good, "error": None, "best": None, "best_us": None})[-4:] == [None, None, None, "-"]
-    assert kernel.line(bad)[6:12] == [None] * 6 and kernel.line(bad)[12:14] == ["cudnn", 22.0]
-    assert quantize.line({**row, "what": "hqq", "failed": "no"}, 1.0)[-1] == "no"
-    computed = quantize.row_of(Point("7b", 1, 4096), "int8", "kernel", Time(10.0, 9.0, 11.0, 7), 10**6, None)
-    assert quantize.line(computed | {"same": True}, 1000.0)[4:] == [10.0, 10.0, 100.0, 10.0, "yes"]
-    assert (
-        quantize.line(computed, 1.0)[:4] == ["7b", "4k", "int8", "kernel"] and quantize.line(computed, 1.0)[-1] == "-"
-    )
-    assert quantize.line(computed | {"same": False}, 1.0)[-1] == "NO"
-    assert quantize.line(computed | {"same": "ValueError: x"}, 1.0)[-1] == "ValueError: x"
-    assert quantize.line(computed | {"bytes": None}, 1.0)[6:8] == [None, None]
-    assert "ceiling_GB_s" not in computed and (computed["p10"], computed["p90"], computed["rounds"]) == (9.0, 11.0, 7)
-    assert quantize.row_of(Point("7b", 1, 4096), "int8", "x", Time(1, 1, 1, 1), None, 5.0)["ceiling_GB_s"] == 5.0
-    assert quantize.row_of(Point("7b", 1, 4096), "int8", "x", "why", None, 5.0)["failed"] == "why"
+    assert kernel.kernel_cells({**good, "error": None, "best": None, "best_us": None})[-4:] == [None, None, None, "-"]
+    assert kernel.kernel_cells(bad)[6:12] == [None] * 6 and kernel.kernel_cells(bad)[12:14] == ["cudnn", 22.0]
+    assert quantize.packing_cells({**row, "what": "hqq", "failed": "no"}, 1.0)[-1] == "no"
+    computed = quantize.packing_row(Point("7b", 1, 4096), "int8", "kernel", Time(10.0, 9.0, 11.0, 7), 10**6)
+    assert quantize.packing_cells(computed | {"same": True}, 1000.0)[4:] == [10.0, 10.0, 100.0, 10.0, "yes"]
+    bare = quantize.packing_cells(computed, 1.0)
+    assert bare[:4] == ["7b", "4k", "int8", "kernel"] and bare[-1] == "-"
+    assert quantize.packing_cells(computed | {"same": False}, 1.0)[-1] == "NO"
+    assert quantize.packing_cells(computed | {"same": "ValueError: x"}, 1.0)[-1] == "ValueError: x"
+    assert quantize.packing_cells(computed | {"bytes": None}, 1.0)[6:8] == [None, None]
+    assert (computed["p10"], computed["p90"], computed["rounds"]) == (9.0, 11.0, 7)
+    assert quantize.packing_row(Point("7b", 1, 4096), "int8", "x", "why", None)["failed"] == "why"
 
 
 def test_a_packing_is_of_the_formats_own_quantizer():
@@ -295,13 +294,13 @@ def test_a_packing_is_of_the_formats_own_quantizer():
         ("atom4", "key", "AtomQuantizer", 4, 64, "token"),
         ("int8", "key", "HierarchicalQuantizer", 8, 128, "channel"),
     ):
-        made = packing.quantizer(name, side, 64)
+        made = quantize.format_quantizer(name, side, 64)
         assert (type(made).__name__, made.bits, made.axis) == (kind, bits, axis)
         assert made.group_size == group
     assert quantize.flushes("int4_g128") == [("128 keys", "key", 128), ("1 value", "value", 1)]
     assert quantize.flushes("int4_g64") == [("128 keys", "key", 128), ("64 keys", "key", 64), ("1 value", "value", 1)]
     side = 128 * 128 // 2 + 4 * 128  # codes, and a scale and a minimum for each of 128 groups
-    assert quantize.traffic("int4_g128", Point("7b", 2, 128)) == (4 * 128 * 128 + 2 * side) * 32 * 2
+    assert quantize.packing_bytes("int4_g128", Point("7b", 2, 128)) == (4 * 128 * 128 + 2 * side) * 32 * 2
 
 
 def test_torchs_way_ends_with_its_block(monkeypatch):
@@ -321,7 +320,7 @@ def test_torchs_way_ends_with_its_block(monkeypatch):
 
 
 def test_results_are_written_whole(tmp_path):
-    report.write(tmp_path / "a" / "kernel.json", {"rows": []})
+    report.write_json(tmp_path / "a" / "kernel.json", {"rows": []})
     assert json.loads((tmp_path / "a" / "kernel.json").read_text()) == {"rows": []}
     assert report.folder(tmp_path) == tmp_path
 
@@ -332,7 +331,7 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     assert "CUDA" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         command.main(["kernel", "--formats", "int5"])
-    assert isinstance(command.parser(), argparse.ArgumentParser)
+    assert isinstance(command.bench_parser(), argparse.ArgumentParser)
 
 
 @pytest.mark.parametrize(
@@ -347,5 +346,5 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
 )
 def test_wrong_shapes_are_refused_before_anything_is_measured(arguments, said, capsys):
     with pytest.raises(SystemExit):
-        command.parser().parse_args(["kernel", *arguments])
+        command.bench_parser().parse_args(["kernel", *arguments])
     assert said in capsys.readouterr().err

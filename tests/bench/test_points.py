@@ -10,10 +10,8 @@ import torch
 
 import kvbench.measure.meter as measuring
 from kvbench.bench import __main__ as command
-from kvbench.bench import points, report
-from kvbench.bench.columns import COLUMNS, HEAD, line, table_of
-from kvbench.bench.command import COMMANDS, preset
-from kvbench.bench.models import check_lengths
+from kvbench.bench import choices, points
+from kvbench.bench.point_table import COLUMNS, HEAD, point_cells, point_table
 from kvbench.errors import ConfigError, ModelError
 from kvbench.measure import point_figures, stock
 from kvbench.methods.cocktail import Cocktail
@@ -21,8 +19,10 @@ from kvbench.models.spec import local_folder
 from kvbench.parallel import launch
 from kvbench.runner.run import run
 from kvbench.tasks.efficiency import STOCK, Efficiency
+from kvbench.util import atomic
 from tests.measure.test_meter import settings
 
+COMMANDS = ("tpot", "prefill", "memory")
 HERE = ["--device", "cpu", "--model", "tiny", "--dtype", "float32"]
 
 
@@ -34,11 +34,11 @@ def rows(folder, *arguments):
 
 
 def test_models_by_name():
-    assert points.model_config("llama2-7b").weights == "random"
-    assert points.model_config("llama3.1-8b", dtype="float16").dtype == "float16"
+    assert choices.model_config("llama2-7b").weights == "random"
+    assert choices.model_config("llama3.1-8b", dtype="float16").dtype == "float16"
     with pytest.raises(ConfigError, match="did you mean 'llama2-7b'"):
-        points.model_config("llama-7b")
-    assert local_folder(points.model_config("tiny").path).is_dir()
+        choices.model_config("llama-7b")
+    assert local_folder(choices.model_config("tiny").path).is_dir()
 
 
 def test_tpot_beside_stock_caches(tmp_path, monkeypatch, capsys):
@@ -97,7 +97,7 @@ def test_prefill_beside_stock(tmp_path):
     other, row = computed
     assert other["setting"] == "dynamic" and other["prefill_s"] > 0 and other["repeats"] == 1
     assert row["status"] == "ok" and row["repeats"] == 1 and row["prefill_path"]
-    cells = dict(zip([*HEAD, *COLUMNS["prefill"]], line(row, "prefill", computed), strict=True))
+    cells = dict(zip([*HEAD, *COLUMNS["prefill"]], point_cells(row, "prefill", computed), strict=True))
     assert cells["x"] == row["prefill_s"] / other["prefill_s"] and cells["stock ms"] == 1e3 * other["prefill_s"]
     above = row["peak"]["prefill"] - row["weights"] - row["kv_reserved"]["total"]
     assert cells["above"] == above / 2**30 and above > row["layer_kv"]
@@ -171,7 +171,7 @@ def test_a_model_without_room_and_a_disk_without_any_are_said(tmp_path, monkeypa
         raise OSError(28, "No space left on device")
 
     given = ["memory", *HERE, "--contexts", "20", "--batches", "1", "--new-tokens", "2", "--out", str(tmp_path)]
-    monkeypatch.setattr(report, "write", full)
+    monkeypatch.setattr(atomic, "write", full)
     assert command.main(given) == 1
     assert "cannot be written: [Errno 28]" in capsys.readouterr().err
 
@@ -196,8 +196,10 @@ def test_a_run_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
 
 def test_presets_are_the_defaults_of_the_commands():
     for name in COMMANDS:
-        args = command.parser().parse_args([name])
-        grid = Efficiency(**{key: tuple(v) if isinstance(v, list) else v for key, v in preset(name).items()})
+        args = command.bench_parser().parse_args([name])
+        grid = Efficiency(
+            **{key: tuple(v) if isinstance(v, list) else v for key, v in choices.point_preset(name).items()}
+        )
         assert tuple(args.contexts) == grid.prompts and args.new_tokens == grid.new_tokens
         assert (args.repeats, args.untimed, args.fill, args.compare) == (
             grid.repeats, grid.untimed, grid.fill, grid.compare
@@ -209,18 +211,18 @@ def test_presets_are_the_defaults_of_the_commands():
 def test_tables_stand_by_prompt_and_a_failed_point_says_why():
     row = {"setting": "fp16", "prompt": 4096, "batch": 8, "new_tokens": 2, "status": "oom", "phase": "prefill"}
     for name in COMMANDS:
-        assert len(line(row, name, [row])) == len(HEAD) + len(COLUMNS[name])
-        assert line({**row, "bytes_asked": 3 << 29}, name, [row])[-1] == "oom in prefill, 1.50 GiB asked for"
-        assert line(row, name, [row])[-1] == "oom in prefill"
+        assert len(point_cells(row, name, [row])) == len(HEAD) + len(COLUMNS[name])
+        assert point_cells({**row, "bytes_asked": 3 << 29}, name, [row])[-1] == "oom in prefill, 1.50 GiB asked for"
+        assert point_cells(row, name, [row])[-1] == "oom in prefill"
     short = {**row, "prompt": 128, "setting": "kivi"}
-    texts = table_of([row, short], "tpot").splitlines()
+    texts = point_table([row, short], "tpot").splitlines()
     assert texts[2].startswith("kivi") and texts[3].startswith("fp16")
-    assert table_of([row, short], "memory").splitlines()[2].startswith("fp16")
+    assert point_table([row, short], "memory").splitlines()[2].startswith("fp16")
 
 
 def bench(*words, **parts):
     """A bench with its arguments alone."""
-    return SimpleNamespace(args=command.parser().parse_args(list(words)), **parts)
+    return SimpleNamespace(args=command.bench_parser().parse_args(list(words)), **parts)
 
 
 def test_options_reach_the_meter(monkeypatch):
@@ -229,11 +231,11 @@ def test_options_reach_the_meter(monkeypatch):
     words += ["--prefill-chunk", "64", "--prefill-rows", "all", "--new-tokens", "9"]
     for name, census in (("memory", True), ("prefill", True), ("tpot", False)):
         own = bench(name, *words, read_rate=5.0, model="m", loaded=SimpleNamespace(tokenizer="t"))
-        model, tokenizer, method, how = points.Bench.meter(own, "method", "always")
+        model, tokenizer, method, how = points.PointBench.meter(own, "method", "always")
         assert (model, tokenizer, method, how.graphs, how.census) == ("m", "t", "method", "always", census)
         assert (how.seed, how.options.kernels, how.compare, how.repeats, how.untimed) == (3, "triton", 2, 4, 1)
         assert (how.compile, how.prefill_chunk, how.prefill_rows, how.new_tokens) == (True, 64, None, 9)
-        assert how.read_rate == 5.0 and points.Bench.meter(own, "method")[3].graphs == "never"
+        assert how.read_rate == 5.0 and points.PointBench.meter(own, "method")[3].graphs == "never"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +251,7 @@ def test_stock_comes_first_and_each_setting_is_detached(words, ways):
     events = []
 
     def setting(name):
-        return SimpleNamespace(text=name), SimpleNamespace(detach=lambda model: events.append(f"-{name}"))
+        return name, SimpleNamespace(detach=lambda model: events.append(f"-{name}"))
 
     pairs = [setting("a"), setting("b")]
     own = bench(
@@ -257,8 +259,8 @@ def test_stock_comes_first_and_each_setting_is_detached(words, ways):
         meter=lambda method, graphs="never": SimpleNamespace(stock_point=lambda *given: {}),
         _grid=lambda start, measure: events.append((start["setting"], start.get("graphs"))),
     )  # fmt: skip
-    own._ways = partial(points.Bench._ways, own)
-    points.Bench.measure(own)
+    own._ways = partial(points.PointBench._ways, own)
+    points.PointBench.measure_all(own)
     per_setting = [[*((name, way) for way in ways for _ in [0])] for name in "ab"]
     assert [event for event in events if not isinstance(event, str)] == [
         ("dynamic", None), ("static", None), *per_setting[0], *per_setting[1]
@@ -275,7 +277,7 @@ def test_an_attempt_that_fails_is_a_record(monkeypatch):
         def measure(prompt, batch):
             raise error
 
-        return points.Bench._attempt(own, measure, 64, 2)
+        return points.PointBench.attempt(own, measure, 64, 2)
 
     row = attempt(RuntimeError("no\n  such kernel"))
     assert row == {
@@ -284,17 +286,17 @@ def test_an_attempt_that_fails_is_a_record(monkeypatch):
     }  # fmt: skip
     row = attempt(torch.OutOfMemoryError("Tried to allocate 1.00 GiB"))
     assert (row["status"], row["bytes_asked"]) == ("oom", 2**30) and released == ["cpu"] * 2
-    assert points.Bench._attempt(own, lambda prompt, batch: {"at": (prompt, batch)}, 64, 2) == {"at": (64, 2)}
+    assert points.PointBench.attempt(own, lambda prompt, batch: {"at": (prompt, batch)}, 64, 2) == {"at": (64, 2)}
     with pytest.raises(ModelError):
         attempt(ModelError("yours"))
     assert len(released) == 2
 
 
-def test_a_pretrained_model_has_a_longest_sequence():
+def test_a_pretrained_model_has_a_longest_sequence(monkeypatch):
     def check(contexts, new, random):
         loaded = SimpleNamespace(random_weights=random, max_length=4096)
-        own = bench("tpot", "--contexts", *contexts, "--new-tokens", new, loaded=loaded)
-        check_lengths(loaded, max(own.args.contexts), own.args)
+        monkeypatch.setattr(points, "load", lambda *given: loaded)
+        assert points.loaded_model(bench("tpot", "--contexts", *contexts, "--new-tokens", new).args) is loaded
 
     check(["64", "4000"], "96", False)
     check(["64", "8k"], "96", True)

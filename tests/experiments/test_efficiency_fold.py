@@ -127,10 +127,10 @@ def test_nothing_to_fold_is_said(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_grids_are_commands_of_the_bench(name):
-    from kvbench.bench.points import model_config
+    from kvbench.bench.choices import model_config
     from kvbench.config.setting import parse
 
-    args = bench.parser().parse_args(GRIDS[name])
+    args = bench.bench_parser().parse_args(GRIDS[name])
     assert model_config(args.model).weights == "random"
     assert "fp16" in [type(parse(text).load()).__name__.lower() for text in args.settings]
 

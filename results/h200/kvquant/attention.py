@@ -122,7 +122,7 @@ def main() -> None:
     for point in POINTS:
         content["rows"].append(measured(*point))
         print(content["rows"][-1], flush=True)
-        report.write(out, content)
+        report.write_json(out, content)
         torch.cuda.empty_cache()
 
 

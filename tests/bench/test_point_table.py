@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.bench.columns import COLUMNS, HEAD, NOTES, line, table_of
+from kvbench.bench.point_table import COLUMNS, HEAD, NOTES, point_cells, point_table
 
 GIB = 2**30
 ROW: dict[str, Any] = {
@@ -40,7 +40,7 @@ OTHER = {**STOCK, "batch": 1, "prefill_s": 0.1}
 
 
 def cells(command: str, row: dict[str, Any] = ROW, rows: tuple[dict[str, Any], ...] = (OTHER, STOCK)) -> dict[str, Any]:
-    return dict(zip([*HEAD, *COLUMNS[command]], line(row, command, [*rows, row]), strict=True))
+    return dict(zip([*HEAD, *COLUMNS[command]], point_cells(row, command, [*rows, row]), strict=True))
 
 
 def test_columns_of_tpot() -> None:
@@ -81,16 +81,16 @@ def test_columns_of_memory() -> None:
 def test_a_point_without_figures_says_why() -> None:
     failed = {**ROW, "status": "failed", "message": "ValueError: no"}
     for command, columns in COLUMNS.items():
-        assert line(failed, command, [failed])[4:] == [None] * (len(columns) - 1) + ["ValueError: no"]
+        assert point_cells(failed, command, [failed])[4:] == [None] * (len(columns) - 1) + ["ValueError: no"]
     full = {**ROW, "status": "oom"}
-    assert line(full, "tpot", [full])[-1] == "oom"
-    assert line({**full, "bytes_asked": GIB // 2}, "tpot", [full])[-1] == "oom, 0.50 GiB asked for"
+    assert point_cells(full, "tpot", [full])[-1] == "oom"
+    assert point_cells({**full, "bytes_asked": GIB // 2}, "tpot", [full])[-1] == "oom, 0.50 GiB asked for"
 
 
 def test_lines_are_sorted_by_prompt_and_then_by_batch() -> None:
     rows = [{**ROW, "prompt": prompt, "batch": batch} for prompt, batch in ((4096, 2), (128, 8), (128, 1))]
-    firsts = [text.split()[1:3] for text in table_of(rows, "memory").splitlines()[2:5]]
+    firsts = [text.split()[1:3] for text in point_table(rows, "memory").splitlines()[2:5]]
     assert firsts == [["4k", "2"], ["128", "8"], ["128", "1"]]  # as measured
-    sorted_firsts = [text.split()[1:3] for text in table_of(rows, "prefill").splitlines()[2:5]]
+    sorted_firsts = [text.split()[1:3] for text in point_table(rows, "prefill").splitlines()[2:5]]
     assert sorted_firsts == [["128", "1"], ["128", "8"], ["4k", "2"]]
     assert set(NOTES) == set(COLUMNS)
