@@ -20,7 +20,7 @@ from kvbench.errors import ConfigError
 from kvbench.measure.how import How
 from kvbench.measure.meter import Meter
 from kvbench.measure.point_figures import weight_bytes
-from kvbench.measure.random_fill import place
+from kvbench.measure.random_fill import fill_at_random
 from kvbench.models.load import resolve_device
 from kvbench.profiling.device import limited
 from kvbench.profiling.machine import state
@@ -181,5 +181,5 @@ def stored_sequence(meter: Meter, prompt: int) -> Any:
     prompts = meter.batch(prompt, 1)[1]
     cache = meter.method.new_cache(meter.model, prompts, max_length=prompt + meter.how.new_tokens)
     cache.options = meter.how.options
-    place(meter.model, cache, 1, prompt, meter.how.seed)
+    fill_at_random(meter.model, cache, 1, prompt, meter.how.seed)
     return cache

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from kvbench.cache import Prompts
 from kvbench.decoding.autoregressive import capture
 from kvbench.decoding.sampling import Sampling
-from kvbench.measure.random_fill import place
+from kvbench.measure.random_fill import fill_at_random
 from kvbench.methods.base import Method
 
 #: kinds of kernels, and patterns of kernel names; the first that matches counts
@@ -54,7 +54,7 @@ def profile_step(
     """
     device = model.get_input_embeddings().weight.device
     cache = method.new_cache(model, prompts, max_length=context + 2 * STEPS + 8)
-    place(model, cache, batch, context, seed)
+    fill_at_random(model, cache, batch, context, seed)
     token = torch.full((batch,), 3, device=device)
     lengths = torch.full((batch,), context, device=device)
     captured = capture(model, cache, token, lengths, Sampling(), [], 2 * STEPS + 4, compile)

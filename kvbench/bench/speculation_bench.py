@@ -38,7 +38,7 @@ from kvbench.decoding.round_times import Round, totals
 from kvbench.decoding.rounds import captured_rounds
 from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.measure.point_figures import weight_bytes
-from kvbench.measure.random_fill import place
+from kvbench.measure.random_fill import fill_at_random
 from kvbench.methods.base import Method
 from kvbench.methods.speculation import AUTO, Speculation
 from kvbench.models.load import load
@@ -237,7 +237,7 @@ class SpeculationBench:
         prepare(self.loaded.model, method.speculation)
         cache = method.new_cache(self.loaded.model, None, max_length=point.context + room)
         with torch.inference_mode():
-            place(self.loaded.model, cache, point.batch, point.context, self.args.seed)
+            fill_at_random(self.loaded.model, cache, point.batch, point.context, self.args.seed)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         return cache

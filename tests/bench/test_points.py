@@ -43,8 +43,8 @@ def test_models_by_name():
 
 def test_tpot_beside_stock_caches(tmp_path, monkeypatch, capsys):
     # as if a step had been captured: its tokens are then compared with eager ones
-    plain = measuring.times
-    monkeypatch.setattr(measuring, "times", lambda *a, **b: {**plain(*a, **b), "stepping": "graph"})
+    plain = measuring.point_times
+    monkeypatch.setattr(measuring, "point_times", lambda *a, **b: {**plain(*a, **b), "stepping": "graph"})
     computed = rows(
         tmp_path, "tpot", "--settings", "fp16", "kivi:int4:residual=32", "--contexts", "70", "--steps", "4",
         "--baselines", "dynamic", "static", "--eager", "--check", "3",
@@ -80,16 +80,18 @@ def test_bytes_of_a_step_stand_beside_the_ceiling(rate, ceiling, monkeypatch):
 
     tiny = model()
     figures = {"kv_used": {"total": 10**9}, "tpot_s": {"median": 1e-3}, "predicted": {"tpot_s": 5e-4}}
-    unknown = point_figures.moved(tiny, figures)
+    unknown = point_figures.step_traffic(tiny, figures)
     assert unknown["ceiling"] is None and unknown["read_share"] is None and unknown["over_roof"] == 2
     monkeypatch.setattr(point_figures, "device_name", lambda device: "NVIDIA H200")
-    moved = point_figures.moved(tiny, figures, rate)
+    moved = point_figures.step_traffic(tiny, figures, rate)
     weights = sum(p.numel() * p.element_size() for p in tiny.parameters())
     assert 10**9 < moved["read_bytes"] <= 10**9 + weights
     assert moved["GB_s"] == pytest.approx(moved["read_bytes"] / 1e6)
     assert (moved["ceiling"]["kind"], moved["ceiling"]["GB_s"]) == (ceiling[0], pytest.approx(ceiling[1]))
     assert moved["read_share"] == moved["GB_s"] / moved["ceiling"]["GB_s"]
-    assert point_figures.moved(tiny, {**figures, "speculation": {"rounds": 1}}) == {"read_bytes": moved["read_bytes"]}
+    assert point_figures.step_traffic(tiny, {**figures, "speculation": {"rounds": 1}}) == {
+        "read_bytes": moved["read_bytes"]
+    }
 
 
 def test_prefill_beside_stock(tmp_path):
@@ -187,7 +189,7 @@ def test_a_run_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
     def broken(*_):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(stock, "point", broken)
+    monkeypatch.setattr(stock, "stock_point", broken)
     arguments = ["tpot", *HERE, "--contexts", "64", "--steps", "2", "--baselines", "dynamic", "--out", str(tmp_path)]
     assert command.main([*arguments, "--name", "found"]) == 1
     first, second = json.loads((tmp_path / "found.json").read_text())["rows"]

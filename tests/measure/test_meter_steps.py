@@ -44,9 +44,9 @@ class Toy(torch.nn.Module):
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that measures a point: its figures, the calls of `generate`, and the caches' lengths."""
-    monkeypatch.setattr(module, "moved", lambda model, figures, read_rate: {"read_rate": read_rate})
+    monkeypatch.setattr(module, "step_traffic", lambda model, figures, read_rate: {"read_rate": read_rate})
     monkeypatch.setattr(module, "nominal_bits", lambda cache: {"key": 4.0, "value": 2.0})
-    monkeypatch.setattr(module, "predicted", lambda model, figures, *rest: rest)
+    monkeypatch.setattr(module, "predicted_point", lambda model, figures, *rest: rest)
     monkeypatch.setattr(module, "groups", lambda cache, batch, prompt, starts, rows: [slice(0, min(rows, batch))])
 
     def point(prompt: int = 400, batch: int = 3, notes: Any = None, stepping: str = "eager", **how: Any) -> Any:
@@ -156,7 +156,7 @@ def test_stock_caches_are_measured_after_a_point_that_fits(measured, monkeypatch
             raise MemoryError("tried to allocate 77 bytes")
         return {"prefill_s": 1.0}
 
-    monkeypatch.setattr(module.stock, "point", stock_point)
+    monkeypatch.setattr(module.stock, "stock_point", stock_point)
     run = measured(census=False, stock=("dynamic", "static"))
     assert asked == [("dynamic", (3, 400), 6), ("static", (3, 400), 6)]
     parts = {"prompt": 400, "batch": 3, "new_tokens": 6}
