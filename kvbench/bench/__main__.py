@@ -76,7 +76,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
-def named(function: str) -> Any:
+def bench_function(function: str) -> Any:
     """Import and return a function of this package, given as ``module:function``."""
     module, _, name = function.partition(":")
     return getattr(import_module(f"kvbench.bench.{module}"), name)
@@ -95,7 +95,7 @@ def bench_parser(command: str | None = None) -> argparse.ArgumentParser:
     for name, entry in COMMANDS.items():
         parser = commands.add_parser(name, help=entry.about)
         if command in (None, name):
-            named(entry.options)(parser)
+            bench_function(entry.options)(parser)
     return top
 
 
@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> int:
         if problem:
             print(problem, file=sys.stderr)
             return 2
-        status: int = named(entry.run)(args)
+        status: int = bench_function(entry.run)(args)
         return status
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)

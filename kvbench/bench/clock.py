@@ -146,7 +146,7 @@ def measure_ceiling(seconds: float = 0.2) -> Ceiling:
         if size * 1.5 > free:
             break
         buffers = [torch.zeros(size // 4, dtype=torch.int32, device="cuda") for _ in range(copies(size))]
-        name, read = reader(buffers[0].device)
+        name, read = fastest_reader(buffers[0].device)
         points.append((size, replayed([partial(read, x) for x in buffers], seconds).us))
     return Ceiling(points, name)
 
@@ -170,7 +170,7 @@ def timed_cells(row: Mapping[str, Any], rate: float) -> list[float | None]:
     return [row["us"], 50 * (row["p90"] - row["p10"]) / row["us"], speed, share]
 
 
-def reader(device: torch.device):  # type: ignore[no-untyped-def]
+def fastest_reader(device: torch.device):  # type: ignore[no-untyped-def]
     """Return a function that reads a whole int32 buffer as fast as possible, preceded by the function's name.
 
     It is ``triton``, a Triton kernel, or without Triton ``torch.sum``.

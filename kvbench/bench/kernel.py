@@ -25,7 +25,7 @@ from kvbench.attention import fused, synthetic
 from kvbench.attention.phases import Part, Work
 from kvbench.bench.choices import add_timing_options, argument, number, tokens
 from kvbench.bench.clock import Time, copies, replayed, shown_ceiling, timed_cells
-from kvbench.bench.report import Recording, healthy, reason
+from kvbench.bench.report import Recording, failure_reason, healthy
 from kvbench.bench.shapes import (
     DEFAULT,
     FORMATS,
@@ -34,11 +34,11 @@ from kvbench.bench.shapes import (
     PRODUCTION,
     Layer,
     Point,
-    layer_bytes,
-    lengths,
     parse_point,
     resolved,
+    segment_lengths,
     short,
+    step_bytes,
 )
 from kvbench.util.table import table
 
@@ -101,7 +101,7 @@ def random_layer(name: str, at: Point, dtype: torch.dtype, device: str = "cuda")
     """Create the input of a decode attention kernel: random keys and values of a layer in one of :data:`FORMATS`."""
     model, layer = MODELS[at.model], FORMATS[name]
     sides = []
-    for side, counts in zip(("key", "value"), lengths(layer, at.context, at.q_len), strict=True):
+    for side, counts in zip(("key", "value"), segment_lengths(layer, at.context, at.q_len), strict=True):
         forms = [resolved(getattr(tier, side), model.channels) for tier in layer.tiers] + [FULL]
         sides.append([synthetic.Piece(f, [n] * at.batch) for f, n in zip(forms, counts, strict=True)])
     return synthetic.layer(
@@ -137,7 +137,7 @@ def time_attention(name: str, at: Point, path: str, args: argparse.Namespace) ->
     query = torch.randn(at.batch, model.query_heads, at.q_len, model.channels, dtype=dtype, device="cuda")
     scaling = model.channels**-0.5
     served, module = fused.pick(query, work, path)  # type: ignore[arg-type]
-    parts = layer_bytes(FORMATS[name], at)
+    parts = step_bytes(FORMATS[name], at)
     size = sum(parts.values())
     row: Row = {**asdict(at), "format": name, "path": served, "bytes": size, "bytes_by_format": parts}
     row["error"] = None
@@ -204,7 +204,7 @@ def best_baseline(measured: dict[str, Time | str]) -> tuple[str, float] | None:
     return min(times.items(), key=lambda item: item[1]) if times else None
 
 
-def alike(row: Row, rows: list[Row]) -> list[Row]:
+def timed_alike(row: Row, rows: list[Row]) -> list[Row]:
     """Return the rows that were timed at the same point by the same kernel as `row`."""
     return [other for other in rows if other.get("us") and all(other[key] == row[key] for key in (*AT, "path"))]
 
@@ -228,7 +228,7 @@ def expected_us(row: Row, rows: list[Row]) -> float | None:
         if kind != "fp16":
             tier = next(t for t in layer.tiers if f"int{t.key.bits}" == kind)
             wanted = Layer((replace(tier, share=1.0),))  # the same format alone
-            alone = next((r for r in alike(row, rows) if FORMATS[r["format"]] == wanted), None)
+            alone = next((r for r in timed_alike(row, rows) if FORMATS[r["format"]] == wanted), None)
             rate = alone["bytes"] / alone["us"] if alone else None
         if rate is None:
             return None
@@ -260,7 +260,7 @@ def time_kernels(args: argparse.Namespace) -> int:
                 torch.cuda.empty_cache()
             row = time_attention(name, at, wanted, args)
         except Exception as error:  # one kernel's failure must not lose the figures of the others
-            row["failed"] = reason(error, 160)
+            row["failed"] = failure_reason(error, 160)
         best = best_baseline(known.get(at, {}))
         row.update(best=best[0] if best else None, best_us=best[1] if best else None)
         if "us" in row:
@@ -307,7 +307,7 @@ HEAD = (
 
 def per_byte(row: Row, rows: list[Row]) -> float | None:
     """Return the time per byte read, relative to that of :data:`BASE` at the same point by the same kernel, or None."""
-    bases = [other for other in alike(row, rows) if other["format"] == BASE]
+    bases = [other for other in timed_alike(row, rows) if other["format"] == BASE]
     if not bases or not row.get("us"):
         return None
     return float(row["us"] / row["bytes"] / (bases[0]["us"] / bases[0]["bytes"]))

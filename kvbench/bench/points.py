@@ -16,7 +16,7 @@ from typing import Any
 
 from kvbench.bench.choices import model_config
 from kvbench.bench.point_table import NOTES, point_cells, point_table
-from kvbench.bench.report import Recording, Row, failure
+from kvbench.bench.report import Recording, Row, failed_row
 from kvbench.cache.options import Options
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse
@@ -224,7 +224,7 @@ class PointBench:
         try:
             return measure(prompt, batch)
         except Exception as error:
-            failed = {**failure(error), "bytes_asked": bytes_asked(error)}
+            failed = {**failed_row(error), "bytes_asked": bytes_asked(error)}
         release(self.device)
         return {"prompt": prompt, "batch": batch, "new_tokens": self.args.new_tokens, **failed}
 

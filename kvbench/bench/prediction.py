@@ -93,7 +93,7 @@ class Case:
 
     def kv(self, view: View, at: int) -> KVBytes:
         """Return the bytes of one sequence's keys and values in all layers, at a number of tokens."""
-        return cache_bytes(self.shape, self.method, at, prompt=self.context, view=view)
+        return sequence_bytes(self.shape, self.method, at, prompt=self.context, view=view)
 
     @property
     def last(self) -> int:
@@ -278,10 +278,10 @@ class CacheShape:
 
     def bytes(self, method: Method, tokens: int, prompt: int, width: int = WIDTH) -> KVBytes:
         """Return the predicted bytes of a sequence of `tokens` tokens, prompt included, with states of fixed size."""
-        return cache_bytes(self, method, tokens, prompt=prompt, width=width) + KVBytes(state=self.state)
+        return sequence_bytes(self, method, tokens, prompt=prompt, width=width) + KVBytes(state=self.state)
 
 
-def cache_bytes(shape: Shape | CacheShape, method: Method, tokens: int, **more: Any) -> KVBytes:
+def sequence_bytes(shape: Shape | CacheShape, method: Method, tokens: int, **more: Any) -> KVBytes:
     """Return the bytes of one sequence's keys and values in all layers; `more` as for :func:`kv_bytes`."""
     sizes = {name: getattr(shape, name) for name in ("layers", "query_heads", "heads", "channels", "windows")}
     return kv_bytes(method, tokens, **sizes, **more)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kvbench.bench.choices import add_timing_options, number, shape_of
 from kvbench.bench.clock import Time, copies, replayed, shown_ceiling, timed_cells
-from kvbench.bench.report import Recording, reason
+from kvbench.bench.report import Recording, failure_reason
 from kvbench.linear import int4, kernel, layout, matvec
 from kvbench.profiling.roofline import Shape
 from kvbench.util.table import table
@@ -235,7 +235,7 @@ def timed_product(way: Way, x: Tensor, exact: Tensor, seconds: float) -> Row:
         error = ((way.call(x, way.matrices[0]).float() - wanted).norm() / wanted.norm()).item()
         time: Time = replayed([partial(way.call, x, matrix) for matrix in way.matrices], seconds)
     except Exception as problem:
-        return {"failed": reason(problem)}
+        return {"failed": failure_reason(problem)}
     if not error <= way.tolerance:  # NaN too
         return {"failed": f"differs by {error:.3g} of the output, {time.us:.3g} us"}
     times = {"us": time.us, "p10": time.p10, "p90": time.p90, "rounds_timed": time.rounds}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvbench.bench.choices import add_timing_options, tokens
 from kvbench.bench.clock import Time, copies, eager, replayed, shown_ceiling, timed_cells
-from kvbench.bench.report import Recording, reason
+from kvbench.bench.report import Recording, failure_reason
 from kvbench.bench.shapes import FORMATS, MODELS, Point, resolved, short, side_bytes
 from kvbench.cache.kernels.forms import Form
 from kvbench.cache.kernels.pack_together import Packed
@@ -115,7 +115,7 @@ def torchs_way() -> Iterator[None]:
 
 
 @contextmanager
-def warps(count: int | None) -> Iterator[None]:
+def with_warps(count: int | None) -> Iterator[None]:
     """Within a ``with`` block, launch the packing kernel with `count` warps per program; None for its default."""
     known = packed.served
 
@@ -127,7 +127,7 @@ def warps(count: int | None) -> Iterator[None]:
         yield
 
 
-def pack_tokens(segment: PackedSegment, first: int, x: Tensor, index: Tensor | None = None) -> None:
+def pack_into_segment(segment: PackedSegment, first: int, x: Tensor, index: Tensor | None = None) -> None:
     """Pack the tokens `index` (None: all) of ``x`` ``[B, H, T, D]`` into a segment from slot `first` on.
 
     What the segment holds there is overwritten.
@@ -149,9 +149,9 @@ def packs_equal(format: str, at: Point, dtype: torch.dtype) -> bool:
     for side in ("key", "value"):
         for index in (None, order[:2048]):
             ours, torchs = (empty_segment(format, side, at, dtype, 4096) for _ in range(2))
-            pack_tokens(ours, 0, x, index)
+            pack_into_segment(ours, 0, x, index)
             with torchs_way():
-                pack_tokens(torchs, 0, x, index)
+                pack_into_segment(torchs, 0, x, index)
             for a, b in zip(ours.words + ours.params, torchs.words + torchs.params, strict=True):
                 if not torch.equal(a.view(torch.int16), b.view(torch.int16)):
                     return False
@@ -176,8 +176,8 @@ def layer_packings(format: str, at: Point, dtype: torch.dtype) -> list[Callable[
 
 def pack_both(segments: list[PackedSegment], keys: Tensor, values: Tensor) -> None:
     """Pack keys into the first and values into the second of two segments, beginning at slot 0."""
-    pack_tokens(segments[0], 0, keys)
-    pack_tokens(segments[1], 0, values)
+    pack_into_segment(segments[0], 0, keys)
+    pack_into_segment(segments[1], 0, values)
 
 
 def packing_bytes(format: str, at: Point) -> int:
@@ -199,7 +199,7 @@ def time_others(at: Point, dtype: torch.dtype, bits: int, seconds: float) -> dic
             run = method(bits)
             times[f"{name} {bits}-bit"] = eager(lambda run=run: (run(x), run(y)), seconds)  # type: ignore[misc]
         except Exception as error:
-            times[f"{name} {bits}-bit"] = reason(error)
+            times[f"{name} {bits}-bit"] = failure_reason(error)
     return times
 
 
@@ -223,7 +223,7 @@ def hqq(bits: int) -> Callable[[Tensor], object]:
     return lambda x: Quantizer.quantize(x, axis=1, device=x.device, compute_dtype=x.dtype, nbits=bits, group_size=64)
 
 
-def flushes(format: str) -> list[tuple[str, Side, int]]:
+def timed_flushes(format: str) -> list[tuple[str, Side, int]]:
     """Return the flushes to time. A flush packs, in one go, the tokens that leave a method's full-precision window.
 
     They are 128 keys; 64 keys (LogQuant, W = 64), if the format's groups have at most 64 tokens; and one value (KIVI).
@@ -250,14 +250,14 @@ def measure_flush(
     x = fresh_tokens(at, dtype, count).contiguous()
     # always the same tokens into the same slots: only the slots matter, and a real decode step has them in cache too
     segment = empty_segment(format, side, at, dtype, at.context + 128)
-    call = partial(pack_tokens, segment, at.context, x)
+    call = partial(pack_into_segment, segment, at.context, x)
     on_gpu, called = replayed([call], seconds).us, eager(call, seconds).us
     with torchs_way():
         return on_gpu, called, eager(call, seconds).us
 
 
 def time_packing(args: argparse.Namespace) -> int:
-    """Time the packing of whole layers and of flushes (:func:`flushes`), write the JSON file and print two tables.
+    """Time the packing of whole layers and of flushes, write the JSON file and print two tables.
 
     The exit status is 1 if a measurement of kvbench's kernel failed or its result differs from torch's, else 0.
     """
@@ -272,7 +272,7 @@ def time_packing(args: argparse.Namespace) -> int:
             try:
                 same: object = packs_equal(format, Point(model, 1, 4096), dtype)
             except Exception as error:
-                same = reason(error)
+                same = failure_reason(error)
             for context in args.contexts:
                 rows += packing_rows(format, Point(model, 1, context), dtype, same, args)
                 torch.cuda.empty_cache()
@@ -304,10 +304,10 @@ def packing_rows(format: str, at: Point, dtype: torch.dtype, same: object, args:
     size = packing_bytes(format, at)
     for count in args.warps or [None]:
         try:
-            with warps(count):
+            with with_warps(count):
                 time: Time | str = replayed(layer_packings(format, at, dtype), args.seconds)
         except Exception as error:
-            time = reason(error)
+            time = failure_reason(error)
         name = "kernel" if count is None else f"kernel, {count} warps"
         yield packing_row(at, format, name, time, size) | {"same": same}
     if at.context <= 32768:
@@ -335,10 +335,10 @@ def packing_cells(row: Row, rate: float) -> list[object]:
 
 
 def flush_rows(args: argparse.Namespace, formats: tuple[str, ...], dtype: torch.dtype) -> Iterator[Row]:
-    """Time each flush (:func:`flushes`) of the first model in each format at each length, and yield a row for each."""
+    """Time each flush of the first model in each format at each length, and yield a row for each."""
     model = args.models[0]
     for format in formats:
-        for name, side, count in flushes(format):
+        for name, side, count in timed_flushes(format):
             for context in args.contexts:
                 at = Point(model, 1, context)
                 row: Row = {"model": model, "context": context, "format": format, "flush": name}
@@ -347,6 +347,6 @@ def flush_rows(args: argparse.Namespace, formats: tuple[str, ...], dtype: torch.
                     row.update(zip(("gpu_us", "called_us", "torch_us"), figures, strict=True))
                 except Exception as error:
                     row.update(gpu_us=None, called_us=None, torch_us=None)
-                    row["failed"] = reason(error)
+                    row["failed"] = failure_reason(error)
                     print(row["failed"], flush=True)
                 yield row

@@ -111,12 +111,12 @@ LATENCY_NOTE = (
 
 def latency_tables(result: Row) -> str:
     """Return the tables of folded points and of the lines fitted to them as text."""
-    points = [point_line(point) for point in result["points"]]
-    fits = [fit_line(row) for row in result["fits"]]
+    points = [folded_point_cells(point) for point in result["points"]]
+    fits = [fitted_line_cells(row) for row in result["fits"]]
     return "\n".join([table(POINTS, points, 3), *([table(FITS, fits, 2)] if fits else []), LATENCY_NOTE])
 
 
-def point_line(point: Row) -> list[Any]:
+def folded_point_cells(point: Row) -> list[Any]:
     """Return the cells of a folded point."""
     start = [point["setting"], short(point["prompt"]), point["batch"]]
     if point["status"] != "ok":
@@ -128,7 +128,7 @@ def point_line(point: Row) -> list[Any]:
     return [*start, 1e3 * point["tpot_s"], cv, *ratios, *end]
 
 
-def fit_line(row: Row) -> list[Any]:
+def fitted_line_cells(row: Row) -> list[Any]:
     """Return the cells of a line that is fitted to a setting's times."""
     length = "-"
     if "break_even" in row:
@@ -174,7 +174,7 @@ def simulate_goodput(args: argparse.Namespace) -> int:
     what = "python -m kvbench.bench goodput: simulated arrivals over recorded step times"
     command = " ".join(args.argv)
     write_json(out, {"schema": SCHEMA, "what": what, "simulated": True, "command": command, "rows": rows})
-    print(table(GOODPUT, [goodput_line(row) for row in rows], 2))
+    print(table(GOODPUT, [goodput_cells(row) for row in rows], 2))
     print(f"{GOODPUT_NOTE}\n{out}")
     return 0
 
@@ -248,7 +248,7 @@ def goodput_rows(path: Path, args: argparse.Namespace) -> Iterator[Row]:
             }
 
 
-def goodput_line(row: Mapping[str, Any]) -> Sequence[Any]:
+def goodput_cells(row: Mapping[str, Any]) -> Sequence[Any]:
     """Return the cells of a simulated row."""
     others = (row[key] for key in ("most", "rate", "goodput"))
     return [row["setting"], short(row["prompt"]), *others, 100 * row["good"], row["ttft_s"], 1e3 * row["tpot_s"]]

@@ -89,12 +89,12 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         raise KvbenchError(f"{path} cannot be written: {error}\n  hint: name another file with --out FILE") from error
 
 
-def reason(error: Exception, most: int = 120) -> str:
+def failure_reason(error: Exception, most: int = 120) -> str:
     """Return the kind and message of an error on one line, the latter cut after `most` characters."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
 
 
-def failure(error: Exception) -> Row:
+def failed_row(error: Exception) -> Row:
     """Return the status of a row whose measurement failed, ``oom`` or ``failed``, and the reason as ``message``.
 
     Raises:
@@ -102,7 +102,7 @@ def failure(error: Exception) -> Row:
     """
     if isinstance(error, KvbenchError):
         raise error
-    return {"status": "oom" if is_out_of_memory(error) else "failed", "message": reason(error, 300)}
+    return {"status": "oom" if is_out_of_memory(error) else "failed", "message": failure_reason(error, 300)}
 
 
 def machine() -> dict[str, Any]:

@@ -27,7 +27,7 @@ from kvbench.bench.choices import (
     share,
     token_count,
 )
-from kvbench.bench.report import Recording, Row, failure
+from kvbench.bench.report import Recording, Row, failed_row
 from kvbench.bench.speculation_grid import case_label, shown_parts, speculation_tables
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse
@@ -153,7 +153,7 @@ class SpeculationBench:
                 self.file.write()
             row["status"] = "ok"
         except Exception as error:
-            row |= failure(error)
+            row |= failed_row(error)
             self.say(f"{case_label(row)}: {row['status']}, {row['message']}")
         finally:
             method.detach(self.loaded.model)
@@ -206,7 +206,7 @@ class SpeculationBench:
             if acceptance != args.at:
                 method = replace(method, forced_acceptance=acceptance)
                 engine = self.engine(method, cache, point)
-            gamma = arithmetic.best_gamma(row["grid"], acceptance) or gammas[0]
+            gamma = arithmetic.fastest_gamma(row["grid"], acceptance) or gammas[0]
             turns = self.decoded(engine, method, cache, point, gamma, args.blocks)
             per_block = arithmetic.block_times(turns, args.tokens)
             whole = 1e3 * sum(turn.seconds for turn in turns)

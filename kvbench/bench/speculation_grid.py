@@ -124,7 +124,7 @@ def speed_grid(scan: Sequence[Row], acceptances: Sequence[float], gammas: Sequen
     return [one for one in cells if one is not None]
 
 
-def best_gamma(cells: Iterable[Row], acceptance: float) -> int | None:
+def fastest_gamma(cells: Iterable[Row], acceptance: float) -> int | None:
     """Return the gamma with the shortest expected time per token at an acceptance; None if the grid lacks it."""
     mine = [one for one in cells if one["acceptance"] == acceptance]
     return min(mine, key=lambda one: (one["ms"], one["gamma"]))["gamma"] if mine else None

@@ -15,6 +15,7 @@ from kvbench.decoding.round_times import Round, totals
 from kvbench.decoding.round_times import figures as round_figures
 from kvbench.errors import ConfigError
 from kvbench.models.int4 import own_bytes, own_head
+from kvbench.models.projections import head_dim, kv_heads
 from kvbench.profiling.device import device_name
 from kvbench.profiling.gpus import Gpu, gpu_of
 from kvbench.profiling.roofline import Shape, predict
@@ -57,7 +58,7 @@ def point_times(
         "repeats": len(prefills),
         "first_step_s": steps[0],
         "tpot_s": step_times(later, per_token, per_token if generation.rounds else None),
-        "itl_s": percentiles(generation.step_s, 50, 90, 99),
+        "itl_s": step_percentiles(generation.step_s, 50, 90, 99),
         "decode_s": decode,
         "tokens_per_s": batch * new_tokens / whole,
         "stepping": generation.stepping,
@@ -71,7 +72,7 @@ def point_times(
     return rounded_figures(figures)
 
 
-def percentiles(values: Sequence[float], *wanted: int) -> dict[str, float]:
+def step_percentiles(values: Sequence[float], *wanted: int) -> dict[str, float]:
     """Return percentiles of some values, by names such as ``p90``."""
     return {f"p{q}": percentile(values, q) for q in wanted}
 
@@ -79,7 +80,7 @@ def percentiles(values: Sequence[float], *wanted: int) -> dict[str, float]:
 def step_times(steps: Sequence[float], mean: float, middle: float | None = None) -> Figures:
     """Return the ``tpot_s`` of a point from its mean and the seconds of its steps, whose median is `middle` if None."""
     middle = median(steps) if middle is None else middle
-    return {"median": middle, "mean": mean, **percentiles(steps, 10, 90, 99), "n": len(steps)}
+    return {"median": middle, "mean": mean, **step_percentiles(steps, 10, 90, 99), "n": len(steps)}
 
 
 def token_times(rounds: Sequence[Round]) -> list[float]:
@@ -244,15 +245,7 @@ def layer_bytes(model: Any, prompt: int, batch: int) -> int:
 
     A prefill holds this much in addition to the cache, until the tokens of the layer are packed.
     """
-    heads, channels = kv_heads(model)
-    return int(2 * batch * heads * channels * prompt * storage_of(model).itemsize)
-
-
-def kv_heads(model: Any) -> tuple[int, int]:
-    """Return the number of KV heads of a model, over all ranks, and the channels of each."""
-    config = model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * batch * kv_heads(model) * head_dim(model) * prompt * storage_of(model).itemsize)
 
 
 def per_sequence(figures: Figures) -> Figures:
@@ -271,14 +264,8 @@ def per_sequence(figures: Figures) -> Figures:
 
 def rounded_figures(figures: Figures) -> Figures:
     """Return a copy of the figures with all floats, also in nested dicts, rounded to six decimals (microseconds)."""
-    return {
-        key: rounded_figures(value)
-        if isinstance(value, dict)
-        else round(value, 6)
-        if isinstance(value, float)
-        else value
-        for key, value in figures.items()
-    }
+    rounded = {key: round(value, 6) if isinstance(value, float) else value for key, value in figures.items()}
+    return {key: rounded_figures(value) if isinstance(value, dict) else value for key, value in rounded.items()}
 
 
 def nominal_bits(cache: Any) -> dict[str, float]:

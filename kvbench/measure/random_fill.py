@@ -18,8 +18,8 @@ from kvbench.decoding.autoregressive import Generation, Observer, continued, tel
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.recordable import Graphs
 from kvbench.decoding.sampling import Sampling, Stopping
-from kvbench.measure.point_figures import kv_heads
 from kvbench.models.layers import attending
+from kvbench.models.projections import head_dim, kv_heads
 from kvbench.util.attachment import placement, storage_of
 
 
@@ -31,8 +31,7 @@ def random_layers(
     Only one layer's tensors ``[B, H, tokens, D]`` need to exist at a time. `take` gets the layer's index in the model,
     its keys and its values.
     """
-    heads, channels = kv_heads(model)
-    shape = (batch, heads // ranks(model), tokens, channels)
+    shape = (batch, kv_heads(model) // head_ranks(model), tokens, head_dim(model))
     layers = model.get_decoder().layers
     for number, index in enumerate(attending(model.config)):
         device = next(layers[index].parameters()).device
@@ -43,7 +42,7 @@ def random_layers(
         take(index, keys, values)
 
 
-def ranks(model: PreTrainedModel) -> int:
+def head_ranks(model: PreTrainedModel) -> int:
     """Return the number of GPUs between which the heads of a model are divided."""
     team = placement(model).team
     return 1 if team is None else team.size
@@ -58,7 +57,7 @@ def fill_at_random(model: PreTrainedModel, cache: KVCache, batch: int, tokens: i
     if method.keys_before_rope:  # the random keys are stored as keys before RoPE, whose positions attention needs
         cache.progress.positions.see(torch.arange(tokens)[None], 0, [0] * batch)
     cache.progress.see(None, batch, tokens)
-    query_heads = model.config.get_text_config(decoder=True).num_attention_heads // ranks(model)
+    query_heads = model.config.get_text_config(decoder=True).num_attention_heads // head_ranks(model)
 
     def take(index: int, keys: Tensor, values: Tensor) -> None:
         layer = cache.layers[index]

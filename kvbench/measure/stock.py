@@ -14,16 +14,16 @@ from kvbench.errors import ConfigError
 from kvbench.measure.how import How
 from kvbench.measure.point_figures import (
     Figures,
-    kv_heads,
-    percentiles,
     predicted_point,
     rounded_figures,
+    step_percentiles,
     step_times,
     step_traffic,
     weight_bytes,
 )
 from kvbench.measure.random_fill import random_layers
 from kvbench.models.layers import attending
+from kvbench.models.projections import head_dim, kv_heads
 from kvbench.profiling.memory import PhasePeaks, release
 from kvbench.profiling.timing import median, now
 
@@ -165,7 +165,7 @@ def stock_point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
         finally:
             compiled_anew()
     prefills = [*prefills, run["prefill_s"]][how.untimed :] if how.fill == "prefill" else []
-    heads, channels = kv_heads(model)
+    elements = 2 * batch * width * len(attending(model.config)) * kv_heads(model) * head_dim(model)
     bits = int(name[-1]) if name[-1].isdecimal() else 8 * model.dtype.itemsize
     seconds, step_s = median(prefills) if prefills else None, run["step_s"]
     figures: Figures = {
@@ -178,12 +178,12 @@ def stock_point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
         "ttft_s": seconds,
         "repeats": len(prefills),
         "tpot_s": step_times(step_s, sum(step_s) / len(step_s)),
-        "itl_s": percentiles(step_s, 50, 90, 99),
+        "itl_s": step_percentiles(step_s, 50, 90, 99),
         "decode_s": sum(step_s),
         "tokens_per_s": None if seconds is None else batch * how.new_tokens / (seconds + sum(step_s)),
         "stepping": BASELINES[name],
         "weights": weight_bytes(model),
-        "kv_used": {"total": 2 * batch * len(attending(model.config)) * heads * channels * width * bits // 8},
+        "kv_used": {"total": elements * bits // 8},
         "peak": run["peak"],
         "tokens": run["tokens"][:SHOWN],
     }

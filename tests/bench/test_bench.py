@@ -17,13 +17,13 @@ from kvbench.bench.shapes import (
     MODELS,
     Model,
     Point,
-    layer_bytes,
-    lengths,
     parse_point,
-    phases,
+    phase_count,
     resolved,
+    segment_lengths,
     short,
     side_bytes,
+    step_bytes,
     tokens,
 )
 from kvbench.cache.segments.base import FullSegment
@@ -60,23 +60,23 @@ def test_bits_an_element_are_those_that_performance_is_judged_by():
 @pytest.mark.parametrize("q_len", [1, 5])
 def test_segments_hold_every_token_once(name, q_len):
     layer = FORMATS[name]
-    keys, values = lengths(layer, 4096, q_len)
+    keys, values = segment_lengths(layer, 4096, q_len)
     assert sum(keys) == sum(values) and len(keys) == len(values) == len(layer.tiers) + 1
     assert sum(keys[:-1]) == 4096 and keys[-1] >= q_len and values[-1] >= q_len
     assert min(*keys, *values) >= 0
     for tier, count in zip(layer.tiers, keys, strict=False):
         assert tier.key.axis != "channel" or count % tier.key.group == 0
     at = Point("tiny", 2, 4096, q_len)
-    everything = layer_bytes(layer, at)
+    everything = step_bytes(layer, at)
     assert everything["fp16"] >= 2 * 2 * q_len * 2 * 2 * 64
     assert sum(everything.values()) < 2 * 2 * sum(keys) * 2 * 2 * 64
 
 
 def test_windows_and_shares():
-    assert lengths(FORMATS["int4_g128"], 4096, 5) == ([4096, 5], [4096, 5])
-    assert lengths(FORMATS["kivi2"], 4096, 1) == ([4096, 64], [4032, 128])
-    assert phases(FORMATS["kivi2"], Point("7b", 1, 4096)) == 3
-    two, four, full, tail = lengths(FORMATS["mix"], 32768, 1)[0]
+    assert segment_lengths(FORMATS["int4_g128"], 4096, 5) == ([4096, 5], [4096, 5])
+    assert segment_lengths(FORMATS["kivi2"], 4096, 1) == ([4096, 64], [4032, 128])
+    assert phase_count(FORMATS["kivi2"], Point("7b", 1, 4096)) == 3
+    two, four, full, tail = segment_lengths(FORMATS["mix"], 32768, 1)[0]
     assert (two % 128, four % 128, tail) == (0, 0, 1) and two + four + full == 32768
     assert abs(two / 32768 - 0.6) < 0.01 and abs(full / 32768 - 0.1) < 0.01
     assert resolved(FORMATS["int4_g128"].tiers[0].value, 64).group == 64
@@ -86,19 +86,19 @@ def test_every_window_and_share_of_the_formats():
     context = 12800
     windows = {"kivi2": (64, 128), "kivi4": (64, 128), "logquant2": (160, 160), "quantspec": (192, 192)}
     for name in FORMATS:
-        keys, values = lengths(FORMATS[name], context, 1)
+        keys, values = segment_lengths(FORMATS[name], context, 1)
         assert (keys[-1], values[-1]) == windows.get(name, (1, 1)), name
     for name in ("mix", "cocktail"):  # 60, 30 and 10 percent
-        assert lengths(FORMATS[name], context, 1) == ([7680, 3840, 1280, 1], [7680, 3840, 1280, 1])
-    assert lengths(FORMATS["kivi2"], context, 70)[0] == [context, 70]  # the new tokens of the step
-    assert lengths(FORMATS["kivi2"], 32, 1) == ([32, 64], [0, 96])  # fewer tokens than the values' window
+        assert segment_lengths(FORMATS[name], context, 1) == ([7680, 3840, 1280, 1], [7680, 3840, 1280, 1])
+    assert segment_lengths(FORMATS["kivi2"], context, 70)[0] == [context, 70]  # the new tokens of the step
+    assert segment_lengths(FORMATS["kivi2"], 32, 1) == ([32, 64], [0, 96])  # fewer tokens than the values' window
     groups = {name: (layer.tiers[0].key.group, layer.tiers[0].value.group) for name, layer in FORMATS.items()}
     assert groups["cocktail"] == (32, 64) and groups["logquant2"] == (64, 32) and groups["int4_g64"] == (64, 0)
     assert FORMATS["int8"].single and not FORMATS["kivi2"].single and not FORMATS["mix"].single
 
 
 def test_bytes_of_a_layer_by_hand():
-    sizes = layer_bytes(FORMATS["int8"], Point("tiny", 2, 128))  # 2 KV heads of 64 channels
+    sizes = step_bytes(FORMATS["int8"], Point("tiny", 2, 128))  # 2 KV heads of 64 channels
     assert sizes == {"int8": 4 * ((8192 + 4 * 64) + (8192 + 4 * 128)), "fp16": 4 * 2 * 64 * 2}
     keys, values = FORMATS["int2_g32"].tiers[0].key, FORMATS["int2_g32"].tiers[0].value
     assert side_bytes(keys, 40, 64) == 40 * 64 // 4 + 4 * 64  # the second group of 32 is not complete
@@ -135,7 +135,7 @@ def test_a_layer_of_the_bench_is_what_its_lengths_say_and_its_twin_is_another(mo
     monkeypatch.setitem(MODELS, "tiny", Model(4, 2, 64))
     at = Point("tiny", 2, 1280)
     work = kernel.random_layer("mix", at, torch.float16, device="cpu")
-    assert [line[2] for line in work.counts[0]] == lengths(FORMATS["mix"], 1280, 1)[0] == [768, 384, 128, 1]
+    assert [line[2] for line in work.counts[0]] == segment_lengths(FORMATS["mix"], 1280, 1)[0] == [768, 384, 128, 1]
     other = kernel.layer_twin(work)
     assert other.phases[0][0].words[0].data_ptr() != work.phases[0][0].words[0].data_ptr()
     query = torch.randn(2, 4, 1, 64)
@@ -184,10 +184,10 @@ def test_floors_lie_between_the_measured_reads():
 def test_a_mix_is_expected_at_the_rates_of_its_formats():
     at = {"model": "7b", "batch": 1, "context": 32768, "q_len": 1, "path": "cuda", "best": "flash", "best_us": 1000.0}
     rows = [
-        {**at, "format": name, "us": us, "bytes": sum(layer_bytes(FORMATS[name], Point("7b", 1, 32768)).values())}
+        {**at, "format": name, "us": us, "bytes": sum(step_bytes(FORMATS[name], Point("7b", 1, 32768)).values())}
         for name, us in (("int2_g128", 30.0), ("int4_g128", 40.0))
     ]
-    mix = {**at, "format": "mix", "bytes_by_format": layer_bytes(FORMATS["mix"], Point("7b", 1, 32768))}
+    mix = {**at, "format": "mix", "bytes_by_format": step_bytes(FORMATS["mix"], Point("7b", 1, 32768))}
     assert kernel.expected_us(mix, rows) == pytest.approx(0.6 * 30 + 0.3 * 40 + 0.1 * 1000, rel=0.02)
     assert kernel.expected_us(rows[0], rows) is None
     assert kernel.expected_us(mix, rows[:1]) is None
@@ -212,9 +212,9 @@ def device(monkeypatch, tmp_path):
     def measure(name, at, path, args):
         if name == "int8":
             raise RuntimeError("no\nkernel")
-        size = sum(layer_bytes(FORMATS[name], at).values())
+        size = sum(step_bytes(FORMATS[name], at).values())
         row = {**asdict(at), "format": name, "path": "cuda", "bytes": size, "error": 1e-3}
-        row["bytes_by_format"] = layer_bytes(FORMATS[name], at)
+        row["bytes_by_format"] = step_bytes(FORMATS[name], at)
         return row | {"us": 10.0, "p10": 9.0, "p90": 11.0, "rounds": 7, "GB_s": size / 1e4}
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -297,8 +297,12 @@ def test_a_packing_is_of_the_formats_own_quantizer():
         made = quantize.format_quantizer(name, side, 64)
         assert (type(made).__name__, made.bits, made.axis) == (kind, bits, axis)
         assert made.group_size == group
-    assert quantize.flushes("int4_g128") == [("128 keys", "key", 128), ("1 value", "value", 1)]
-    assert quantize.flushes("int4_g64") == [("128 keys", "key", 128), ("64 keys", "key", 64), ("1 value", "value", 1)]
+    assert quantize.timed_flushes("int4_g128") == [("128 keys", "key", 128), ("1 value", "value", 1)]
+    assert quantize.timed_flushes("int4_g64") == [
+        ("128 keys", "key", 128),
+        ("64 keys", "key", 64),
+        ("1 value", "value", 1),
+    ]
     side = 128 * 128 // 2 + 4 * 128  # codes, and a scale and a minimum for each of 128 groups
     assert quantize.packing_bytes("int4_g128", Point("7b", 2, 128)) == (4 * 128 * 128 + 2 * side) * 32 * 2
 
@@ -311,9 +315,9 @@ def test_torchs_way_ends_with_its_block(monkeypatch):
         assert packed.served(None, None) == "bench: torch's way"
         raise ValueError
     assert packed.served is known
-    with quantize.warps(None):
+    with quantize.with_warps(None):
         assert packed.served is known
-    with pytest.raises(ValueError), quantize.warps(2):
+    with pytest.raises(ValueError), quantize.with_warps(2):
         assert packed.served is not known
         raise ValueError
     assert packed.served is known
@@ -348,3 +352,35 @@ def test_wrong_shapes_are_refused_before_anything_is_measured(arguments, said, c
     with pytest.raises(SystemExit):
         command.bench_parser().parse_args(["kernel", *arguments])
     assert said in capsys.readouterr().err
+
+
+def test_quantize_writes_packings_and_flushes_and_says_whether_all_are_good(device, tmp_path, monkeypatch, capsys):
+    """Kernels take 10 us and torch 20 us; a format whose bits differ from torch's, or that fails, is an exit status."""
+    monkeypatch.setattr(quantize, "packs_equal", lambda format, at, dtype: format != "atom4")
+    monkeypatch.setattr(quantize, "layer_packings", lambda format, at, dtype: [format])
+    monkeypatch.setattr(quantize, "eager", lambda call, seconds: Time(20.0, 20.0, 20.0, 7))
+    monkeypatch.setattr(quantize, "time_others", lambda at, dtype, bits, seconds: {f"hqq {bits}-bit": "no package"})
+    monkeypatch.setattr(quantize, "measure_flush", lambda *given: (1.0, 2.0, 3.0))
+
+    def replayed(calls, seconds):
+        if calls == ["int8"]:
+            raise RuntimeError("no\nkernel")
+        return Time(10.0, 9.0, 11.0, 7)
+
+    monkeypatch.setattr(quantize, "replayed", replayed)
+    assert command.main(["quantize", *device, "--formats", "int4_g128", "--warps", "2", "4"]) == 0
+    content = json.loads((tmp_path / "quantize.json").read_text())
+    assert [(row["format"], row["what"], row.get("us")) for row in content["rows"]] == [
+        ("int4_g128", "kernel, 2 warps", 10.0), ("int4_g128", "kernel, 4 warps", 10.0),
+        ("int4_g128", "torch's way", 20.0), ("int4", "hqq 4-bit", None), ("int2", "hqq 2-bit", None),
+    ]  # fmt: skip
+    assert content["rows"][0]["bytes"] == quantize.packing_bytes("int4_g128", Point("7b", 1, 4096))
+    assert {row["ceiling_GB_s"] for row in content["rows"]} == {1.0} and content["ceiling"]["GB_s"] == 1.0
+    flush = {"model": "7b", "context": 4096, "format": "int4_g128"}
+    times = {"gpu_us": 1.0, "called_us": 2.0, "torch_us": 3.0}
+    assert content["flushes"] == [flush | {"flush": name} | times for name in ("128 keys", "1 value")]
+    assert "hqq 4-bit" in capsys.readouterr().out
+    for format, failed in (("atom4", None), ("int8", "RuntimeError: no kernel")):
+        assert command.main(["quantize", *device, "--formats", format]) == 1
+        row = json.loads((tmp_path / "quantize.json").read_text())["rows"][0]
+        assert (row["same"], row.get("failed")) == (format != "atom4", failed)

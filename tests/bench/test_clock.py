@@ -77,7 +77,7 @@ def test_reads_grow_as_long_as_memory_lasts(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (96 * mib, 0))
     monkeypatch.setattr(clock.torch, "zeros", zeros)
-    monkeypatch.setattr(clock, "reader", lambda device: ("triton", lambda x: None))
+    monkeypatch.setattr(clock, "fastest_reader", lambda device: ("triton", lambda x: None))
     monkeypatch.setattr(clock, "copies", lambda size: 2)
     timed: list[tuple[int, float]] = []
 

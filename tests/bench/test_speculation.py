@@ -15,8 +15,8 @@ from kvbench.bench import __main__ as command
 from kvbench.bench import speculation_bench
 from kvbench.bench.speculation_bench import drafts, speculation_point
 from kvbench.bench.speculation_grid import (
-    best_gamma,
     block_times,
+    fastest_gamma,
     full_rounds,
     grid_cell,
     round_parts,
@@ -94,8 +94,8 @@ def test_the_grid_agrees_with_the_formula_of_the_analysis() -> None:
     assert len(cells) == 16
     for one in cells:
         assert 7.9 / one["ms"] == pytest.approx(speed_up(one["acceptance"], one["gamma"], 7.9, 3.0, 6.4))
-    assert best_gamma(cells, 0.9) == max(range(1, 9), key=lambda gamma: speed_up(0.9, gamma, 7.9, 3.0, 6.4))
-    assert best_gamma(cells, 0.5) is None
+    assert fastest_gamma(cells, 0.9) == max(range(1, 9), key=lambda gamma: speed_up(0.9, gamma, 7.9, 3.0, 6.4))
+    assert fastest_gamma(cells, 0.5) is None
 
 
 def test_points_on_the_command_line() -> None:
