@@ -77,7 +77,7 @@ def expect_run(run: Run, name: str = GPU) -> tuple[float, float] | None:
     """Return the seconds and the peak bytes that a run is expected to take; None if its data or model are unknown."""
     try:
         from kvbench.bench.choices import shape_of
-        from kvbench.bench.predict import Case
+        from kvbench.bench.prediction import Case
         from kvbench.profiling.roofline import gpu_named
 
         setting = _setting(run)

@@ -12,7 +12,7 @@ from experiments.fold.claims import decided, unit_of
 from experiments.item import Computed, Model
 from experiments.plan import Plan
 from kvbench.bench.choices import method_of, shape_of
-from kvbench.bench.predict import draft_weights
+from kvbench.bench.prediction import draft_weights
 from kvbench.methods.byte_parts import View
 from kvbench.methods.bytes import kv_bytes
 from kvbench.profiling.intensity import Intensity, asymptote, best_gamma, decode_work, prefill_work, table_1

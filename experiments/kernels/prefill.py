@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from experiments.measured import keep_rows
 from experiments.place import add_options, choice
 from kvbench.attention import prefill
-from kvbench.bench.baselines import BACKENDS
+from kvbench.bench.kernel import BACKENDS
 from kvbench.bench.shapes import MODELS, Model, tokens
 from kvbench.cache.progress import Backend
 from kvbench.decoding import passes

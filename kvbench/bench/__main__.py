@@ -1,7 +1,4 @@
-"""Command line of ``python -m kvbench.bench``.
-
-Its commands are ``kernel``, ``quantize``, ``products``, ``tpot``, ``prefill``, ``memory``, ``capacity``,
-``speculation``, ``latency``, ``goodput`` and ``predict``.
+"""Command line of ``python -m kvbench.bench``. To add a command, add an entry to :data:`COMMANDS`.
 
 ``latency``, ``goodput`` and ``predict`` need no GPU.
 """
@@ -10,204 +7,140 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
-from typing import Any
+from importlib import import_module
+from typing import Any, NamedTuple
 
-from kvbench.bench import command as whole_models
-from kvbench.bench import goodput, latency, predict, speculation_command
-from kvbench.bench.choices import positive_number, tokens
+from kvbench.bench.choices import method_of
+from kvbench.errors import KvbenchError
+from kvbench.parallel import launch
 from kvbench.util.door import enter
 
 
-def checked_point(text: str) -> str:
-    """Return `text` unchanged if it names a point (``7b:1:32k``); an argparse type.
+class Command(NamedTuple):
+    """A command: its line in ``--help``, and two functions of modules of this package, as ``module:function``.
 
-    Raises:
-        argparse.ArgumentTypeError: :func:`kvbench.bench.shapes.parse_point` cannot parse it.
+    `options` adds the command's options to a parser; `run` takes the parsed arguments and returns the exit status.
+    `measures` is False for commands that need neither torch nor a device.
     """
-    from kvbench.bench import shapes
 
-    try:
-        shapes.parse_point(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
+    about: str
+    options: str
+    run: str
+    measures: bool = True
 
 
-def bench_parser(measuring: bool = True) -> argparse.ArgumentParser:
+COMMANDS = {
+    "predict": Command(
+        "predict TTFT, TPOT, memory and the largest batch with a roofline; does not need a GPU",
+        "predict:add_predict_options", "predict:print_predictions", measures=False,
+    ),
+    "kernel": Command(
+        "time decode attention over packed keys and values", "kernel:add_kernel_options", "kernel:time_kernels"
+    ),
+    "quantize": Command(
+        "time quantizing and packing of new keys and values, during prefill and decoding",
+        "quantize:add_quantize_options", "quantize:time_packing",
+    ),
+    "products": Command(
+        "time the linear layers of a decode step, and its output head",
+        "products:add_products_options", "products:time_products",
+    ),
+    "tpot": Command(
+        "measure the time per token of a whole model, captured and eager",
+        "choices:add_point_options", "points:measure_points",
+    ),
+    "prefill": Command(
+        "measure time and peak memory of the prefill, compared with stock transformers",
+        "choices:add_point_options", "points:measure_points",
+    ),
+    "memory": Command(
+        "measure peak memory, bytes and throughput for growing batches until memory runs out",
+        "choices:add_point_options", "points:measure_points",
+    ),
+    "speculation": Command(
+        "measure QuantSpec's speed-up at forced acceptance rates",
+        "speculation_bench:add_speculation_options", "speculation_bench:measure_speculation",
+    ),
+    "capacity": Command(
+        "count the sequences that fit into a memory, by formula and by allocating their caches",
+        "capacity:add_capacity_options", "capacity:measure_capacity",
+    ),
+    "latency": Command(
+        "fold points of several processes: medians, spread, time as a line over length; needs no GPU",
+        "recorded:add_latency_options", "recorded:fold_latency", measures=False,
+    ),
+    "goodput": Command(
+        "simulate requests over recorded step times: how many keep limits on TTFT and TPOT; needs no GPU",
+        "recorded:add_goodput_options", "recorded:simulate_goodput", measures=False,
+    ),
+}  # fmt: skip
+
+
+def bench_function(function: str) -> Any:
+    """Import and return a function of this package, given as ``module:function``."""
+    module, _, name = function.partition(":")
+    return getattr(import_module(f"kvbench.bench.{module}"), name)
+
+
+def bench_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
-    With ``measuring=False`` it lacks the commands kernel, quantize and products, whose choices come from modules that
-    import torch, and is available faster.
+    `command` is the only one that gets its options, as those of others may import torch; None: all of them.
     """
     top = argparse.ArgumentParser(
         prog="python -m kvbench.bench",
         description="Measure kernels of one layer or whole models on this GPU, or predict the times on any GPU.",
     )
     commands = top.add_subparsers(dest="command", required=True)
-    predict.add_parser(commands)
-    if measuring:
-        add_measuring(commands)
-    whole_models.add_whole_models(commands, tokens, positive_number)
-    speculation_command.add_speculation(commands)
-    whole_models.add_capacity(commands, tokens, positive_number)
-    latency.add_latency(commands)
-    goodput.add_goodput(commands, tokens, positive_number)
+    for name, entry in COMMANDS.items():
+        parser = commands.add_parser(name, help=entry.about)
+        if command in (None, name):
+            bench_function(entry.options)(parser)
     return top
 
 
-def add_measuring(commands: Any) -> None:
-    """Add the subcommands ``kernel``, ``quantize`` and ``products``, each of which times one operation of a layer.
+def why_not(entry: Command, args: argparse.Namespace) -> str:
+    """Return why a command that measures cannot run in this process; empty if it can."""
+    if launch.size() > 1:
+        problem = f"torchrun started {launch.size()} processes, but kvbench.bench measures a single one"
+        return f"{problem}. For several, use python -m experiments.multigpu"
+    import torch
 
-    Their lists of valid models and formats are in a module that imports torch, which is therefore imported only here.
-    """
-    from kvbench.bench.shapes import FORMATS, MODELS
-
-    kernel = commands.add_parser("kernel", help="time decode attention over packed keys and values")
-    kernel.add_argument(
-        "--models",
-        nargs="+",
-        choices=MODELS,
-        default=["7b", "8b"],
-        help="models whose head shapes are used (default: 7b 8b)",
-    )
-    kernel.add_argument("--formats", nargs="+", choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
-    kernel.add_argument("--contexts", nargs="+", type=tokens, default=["4k", "32k", "128k"], metavar="N")
-    kernel.add_argument("--batches", nargs="+", type=positive_number, default=[1], metavar="B")
-    kernel.add_argument(
-        "--q-len",
-        nargs="+",
-        type=positive_number,
-        default=[1],
-        metavar="Q",
-        help="new tokens per step: 1 for decoding, more for the verification of drafts",
-    )
-    kernel.add_argument(
-        "--points",
-        nargs="+",
-        type=checked_point,
-        metavar="MODEL:B:N[:Q]",
-        help="measure these points instead of the whole grid",
-    )
-    kernel.add_argument(
-        "--dtype",
-        choices=["float16", "bfloat16"],
-        default="float16",
-        help="data type of queries and full-precision tokens",
-    )
-    kernel.add_argument(
-        "--production",
-        action="store_true",
-        help="measure the formats of inference engines, KVarN, TurboQuant and OSCAR at 32k and 128k tokens",
-    )
-    kernel.add_argument("--path", choices=["auto", "cuda", "triton", "both"], default="auto")
-    kernel.add_argument("--no-baselines", action="store_true", help="do not measure torch's SDPA for comparison")
-    kernel.add_argument(
-        "--check-heads", type=int, default=2, help="number of KV heads per row whose result is checked (0: none)"
-    )
-    quantize = commands.add_parser(
-        "quantize", help="time quantizing and packing of new keys and values, during prefill and decoding"
-    )
-    quantize.add_argument("--models", nargs="+", choices=MODELS, default=["7b", "8b"])
-    quantize.add_argument(
-        "--formats",
-        nargs="+",
-        choices=[f for f in FORMATS if FORMATS[f].single],
-        help="formats to measure (default: a selection)",
-    )
-    quantize.add_argument("--contexts", nargs="+", type=tokens, default=["4k", "32k", "128k"], metavar="N")
-    quantize.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
-    quantize.add_argument("--warps", nargs="+", type=int, help="numbers of warps to try instead of the built-in choice")
-    products = commands.add_parser("products", help="time the linear layers of a decode step, and its output head")
-    products.add_argument(
-        "--models", nargs="+", default=["llama2-7b", "llama3.1-8b"], help="presets, OWNER/NAME of the hub, or folders"
-    )
-    products.add_argument("--dtype", choices=["float16", "bfloat16"], default="bfloat16")
-    products.add_argument(
-        "--rows",
-        nargs="+",
-        type=positive_number,
-        default=[1, 2, 5, 8, 16],
-        metavar="R",
-        help="rows of the input: sequences times new tokens per step (default: 1 2 5 8 16)",
-    )
-    products.add_argument(
-        "--bits", nargs="+", type=int, choices=[4, 16], default=[4, 16], help="bits of a weight (default: 4 16)"
-    )
-    products.add_argument(
-        "--compiled",
-        action="store_true",
-        help="also measure kernels tuned by torch.compile, which takes some seconds each",
-    )
-    products.set_defaults(contexts=[])
-    for command in (kernel, quantize, products):
-        command.add_argument("--quick", action="store_true", help="measure only a few points, in at most three minutes")
-        command.add_argument("--out", type=Path, help="folder for the JSON file (default: results/<device>)")
-        command.add_argument("--name", help="name of the JSON file (default: the command)")
-        command.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
-        command.add_argument(
-            "--seconds", type=float, default=0.25, help="seconds of measuring per figure (default: %(default)s)"
-        )
-
-
-def _output_path(top: argparse.ArgumentParser, args: argparse.Namespace) -> Path:
-    """Return ``--out`` as the command takes it; on the command line it names a folder, or a file that ends in .json."""
-    whole = args.command in ("latency", "goodput")
-    out: Path = args.out
-    if out.suffix != ".json":
-        return out / f"{args.command}.json" if whole else out
-    if whole:
-        return out
-    if args.name is not None:
-        top.error(f"--out {out} already names the file, so --name {args.name} cannot")
-    args.name = out.stem
-    return out.parent
+    if getattr(args, "device", None) == "cpu" or torch.cuda.is_available():
+        return ""
+    problem = "kvbench.bench needs a CUDA device, but torch does not see one"
+    return problem + ("; to try out a command, use --device cpu" if "device" in args else "")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the subcommand named on the command line and return the process's exit status.
 
-    The status is 0 on success, 1 if a measurement failed, and 2 if an argument is wrong or the command needs a GPU and
-    torch does not find one.
+    The status is 0 on success, 1 if a measurement failed, 2 if an argument is wrong or the command needs a GPU and
+    torch does not find one, or that of the :class:`KvbenchError` that ended the command.
     """
     given = sys.argv[1:] if argv is None else argv
-    top = bench_parser(measuring=given[:1] not in (["predict"], ["latency"], ["goodput"]))
+    top = bench_parser(given[0] if given else "")
     args, unknown = top.parse_known_args(given)
     if unknown:
         top.error(
             f"unknown arguments of {args.command}: {' '.join(unknown)} "
             f"(python -m kvbench.bench {args.command} --help lists its options)"
         )
-    args.argv = given
-    if args.out is not None:
-        args.out = _output_path(top, args)
-    args.contexts = [tokens(n) if isinstance(n, str) else n for n in args.contexts]
-    if args.command == "predict":
-        return predict.run_predict(args)
-    if args.command == "latency":
-        return latency.run_latency(args)
-    if args.command == "goodput":
-        return goodput.run_goodput(args)
-    if args.command == "capacity" or args.command in whole_models.COMMANDS:
-        return whole_models.run_whole_models(args)
-    if args.command == "speculation":
-        return speculation_command.run_speculation(args)
-    import torch
-
-    if not torch.cuda.is_available():
-        print("kvbench.bench needs a CUDA device, but torch does not see one", file=sys.stderr)
-        return 2
-    if args.command == "kernel":
-        from kvbench.bench import kernel
-
-        return kernel.run_kernel(args)
-    if args.command == "products":
-        from kvbench.bench import products
-
-        return products.run_products(args)
-    from kvbench.bench import quantize
-
-    return quantize.run_quantize(args)
+    if args.out is not None and args.out.suffix == ".json" and getattr(args, "name", None) is not None:
+        top.error(f"--out {args.out} already names the file, so --name {args.name} cannot")
+    args.argv, entry = given, COMMANDS[args.command]
+    try:
+        for setting in getattr(args, "settings", ()):  # a slip is told at once, and on a machine without a GPU
+            method_of(setting)
+        problem = why_not(entry, args) if entry.measures else ""
+        if problem:
+            print(problem, file=sys.stderr)
+            return 2
+        status: int = bench_function(entry.run)(args)
+        return status
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 if __name__ == "__main__":

@@ -1,23 +1,30 @@
-"""Parsing and validation of the bench's command-line arguments. Imports no torch."""
+"""Arguments of the bench's command lines: their types, options that commands share, and models by name.
+
+Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 
-from kvbench.config.setting import parse_setting
+from kvbench.config.setting import SYNTAX, parse_setting
 from kvbench.errors import ConfigError, cut_text
 from kvbench.methods.base import Method
 from kvbench.models import by_name
-from kvbench.models.spec import local_folder
+from kvbench.models.spec import ModelConfig, Weights, local_folder
 from kvbench.profiling.roofline import Shape
-from kvbench.util.confdir import group_options
+from kvbench.tasks.efficiency import STOCK, Efficiency
+from kvbench.util.confdir import field_descriptions, group_options, read_choice
 from kvbench.util.requirements import exists
-from kvbench.util.schema import MOST, MOST_TOKENS
+from kvbench.util.schema import MOST, MOST_TOKENS, build
+
+T = TypeVar("T")
 
 
 def token_count(text: str) -> int:
@@ -41,17 +48,23 @@ def short_count(count: int) -> str:
     return f"{count // 1024}k" if count % 1024 == 0 else str(count)
 
 
-def tokens(text: str) -> int:
-    """Parse a number of tokens such as ``32k`` (an argparse ``type``).
+def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return an argparse ``type`` that parses as `parse` does, a function that raises ValueError.
 
-    Raises:
-        argparse.ArgumentTypeError: :func:`token_count` cannot parse it. argparse shows this error's message to the
-            user, but would replace that of a ValueError.
+    argparse shows the message of an ArgumentTypeError to the user, but would replace that of a ValueError.
     """
-    try:
-        return token_count(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+#: argparse type of a number of tokens such as ``32k``
+tokens = argument(token_count)
 
 
 def positive_number(text: str) -> int:
@@ -100,35 +113,140 @@ def prefill_rows(text: str) -> int | Literal["auto"] | None:
 
 def duration(text: str) -> float:
     """Parse a duration, a finite number of at least 0 (an argparse ``type``)."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or greater")
-    return value
+    return _real(text, "a number, 0 or greater", lambda value: 0 <= value < float("inf"))
 
 
 def positive(text: str) -> float:
     """Parse a finite number above 0 (an argparse ``type``)."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
+    return _real(text, "a number above 0", lambda value: 0 < value < float("inf"))
 
 
 def share(text: str) -> float:
     """Parse a fraction or probability, a number from 0 to 1 (an argparse ``type``)."""
+    return _real(text, "a number from 0 to 1", lambda value: 0 <= value <= 1)
+
+
+def _real(text: str, kind: str, fits: Callable[[float], bool]) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+        value = float("nan")
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {kind}")
     return value
+
+
+def add_output_options(parser: argparse.ArgumentParser, name: str = "the command") -> None:
+    """Add the options that say where the JSON file goes, which is called `name` unless told otherwise."""
+    parser.add_argument("--out", type=Path, help="folder for the JSON file (default: results/<device>), or the file")
+    parser.add_argument("--name", help=f"name of the JSON file (default: {name})")
+
+
+def add_timing_options(parser: argparse.ArgumentParser, dtype: str, about: str) -> None:
+    """Add the options of commands that time an operation of a layer; `about` is the meaning of `dtype`, the default."""
+    add = parser.add_argument
+    add("--dtype", choices=["float16", "bfloat16"], default=dtype, help=about)
+    add("--quick", action="store_true", help="measure only a few points, in at most three minutes")
+    add("--skip", type=int, default=0, help=argparse.SUPPRESS)
+    add("--seconds", type=float, default=0.25, help="seconds of measuring per figure (default: %(default)s)")
+    add_output_options(parser)
+
+
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say with which dtype and device a whole model runs."""
+    add = parser.add_argument
+    add("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    about = "cuda, cuda:N, or cpu to try out a command (its times mean little)"
+    add("--device", type=valid_device, default="cuda", help=about)
+    add("--seed", type=nonnegative_number, default=0)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which model is measured with which settings, and how it runs."""
+    add = parser.add_argument
+    add("--settings", nargs="+", default=["fp16"], metavar="SETTING", help=SYNTAX)
+    add("--model", default="llama2-7b", help="a preset, OWNER/NAME of the hub, or a folder (default: llama2-7b)")
+    about = "random weights, or those of the checkpoint (pretrained); int4: rounded to 4 bits, without the output head;"
+    add("--weights", choices=get_args(Weights), default="random", help=f"{about} int4_all: with it")
+    add_device_options(parser)
+    add("--prefill-chunk", type=positive_number, metavar="N", help="prompt tokens per forward pass")
+    add("--prefill-rows", type=prefill_rows, default="auto", metavar="N", help=PREFILL_ROWS)
+    add("--memory-limit-gb", type=positive, metavar="GiB", help="limit of the memory that the process may use")
+    add("--kernels", choices=["auto", "cuda", "triton", "reference"], default="auto")
+    add_output_options(parser, "the command and the model")
+
+
+def point_preset(command: str) -> dict[str, Any]:
+    """Return the default options of ``tpot``, ``prefill`` or ``memory``: ``conf/dataset/efficiency/COMMAND.yaml``."""
+    data = read_choice(group_options("dataset")[f"efficiency/{command}"])
+    return {key: value for key, value in data.items() if key not in ("_target_", "name")}
+
+
+def add_point_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``tpot``, ``prefill`` and ``memory``: the fields of ``dataset=efficiency``, and the others.
+
+    The three commands measure the same points; they differ in their defaults and in the columns of their tables.
+    """
+    command, meanings = parser.prog.rpartition(" ")[2], field_descriptions(Efficiency)
+    default = point_preset(command)
+
+    def add_field(field: str, option: str, group: Any = parser, **more: Any) -> None:
+        about = f"{meanings[field]} (default: {default[field]})"
+        group.add_argument(option, **{"default": default[field], "help": about, **more})
+
+    add, batches = parser.add_argument, None if default["batches"] == "grow" else default["batches"]
+    add_field("prompts", "--contexts", nargs="+", type=tokens, metavar="N")
+    add_field("batches", "--batches", nargs="+", type=positive_number, metavar="B", default=batches)
+    add("--grow", action="store_true", help="measure batches of 1, 2, 4, ... until memory runs out")
+    add_field("max_batch", "--max-batch", type=positive_number)
+    add_field("bisect", "--bisect", type=nonnegative_number)
+    new = parser.add_mutually_exclusive_group()
+    add_field("new_tokens", "--new-tokens", new, type=several)
+    new.add_argument(
+        "--steps", type=positive_number, help="number of decode steps, which is one less than --new-tokens"
+    )
+    add_field("repeats", "--repeats", type=positive_number)
+    add_field("untimed", "--untimed", type=nonnegative_number)
+    add_field("fill", "--fill", choices=["prefill", "random"])
+    add_field("compare", "--check", dest="compare", type=nonnegative_number)
+    add_field("stock", "--baselines", dest="baselines", nargs="*", choices=STOCK)
+    add("--no-stock", action="store_const", const=[], dest="baselines", help="do not measure stock transformers")
+    graphs = "never" if command == "prefill" else "always"
+    add("--graphs", choices=["always", "never"], default=graphs, help=f"use captured steps (default: {graphs})")
+    add("--eager", action="store_true", help="also measure eager steps")
+    add("--eager-only", action="store_const", const="never", dest="graphs", help="measure only eager steps")
+    add("--compile", action="store_true", help="apply torch.compile to everything around attention")
+    add("--profile", action="store_true", help="report the time of a captured step by kind of kernel")
+    about = "measure the points of all settings in a random order, instead of setting by setting"
+    add("--shuffle", type=nonnegative_number, metavar="SEED", help=about)
+    about = "wait before the model is loaded, and record the power that the GPU draws meanwhile"
+    add("--idle", type=positive, metavar="SECONDS", help=about)
+    about = (
+        "measure all points in K new processes, one after the other, each in a random order of its own; then write the"
+        " median of the processes' medians, their spread, and the time per token as a function of length"
+    )
+    add("--processes", type=positive_number, default=1, metavar="K", help=about)
+    about = "measure the GPU's read bandwidth"
+    add("--ceiling", action=argparse.BooleanOptionalAction, default=command == "tpot", help=about)
+    add_model_options(parser)
+
+
+#: meaning of the option --prefill-rows
+PREFILL_ROWS = "prompts per forward pass: auto (up to 16k tokens in total), all, or a number"
+
+
+def model_config(name: str, *, weights: str = "random", dtype: str = "bfloat16") -> ModelConfig:
+    """Return the configuration with which a model is loaded, given its name on the command line.
+
+    The name is a preset, a repository of the hub (``OWNER/NAME``) or a folder; `weights` a value of ``model.weights``.
+
+    Raises:
+        ConfigError: the model does not exist, or its configuration is wrong.
+    """
+    group = by_name.group(name, {"weights": weights, "dtype": dtype}, "--model")
+    model: ModelConfig = build(ModelConfig, group, "model")
+    model.check()
+    return model
 
 
 def shape_of(name: str) -> Shape:
@@ -156,7 +274,7 @@ def numbers_of(name: str) -> dict[str, Any]:
     if path.is_dir():
         path = path / "config.json"
     if name not in group_options("model") and path.is_file():
-        group = read_model_config(path)
+        group = read_model_file(path)
         if path.name == "config.json":
             return group
     else:  # any max_length will do: a Shape does not use it, but a preset may require one
@@ -168,10 +286,10 @@ def numbers_of(name: str) -> dict[str, Any]:
         raise ConfigError(
             "model.architecture", None, f"is missing in {path}", hint="use --model FOLDER with a complete config.json"
         )
-    return read_model_config(folder / "config.json")
+    return read_model_file(folder / "config.json")
 
 
-def read_model_config(path: Path) -> dict[str, Any]:
+def read_model_file(path: Path) -> dict[str, Any]:
     """Load a model's configuration from a YAML or JSON file and return it as a dictionary.
 
     Raises:
@@ -194,11 +312,3 @@ def method_of(text: str) -> Method:
         ConfigError: the setting names an unknown method, quantizer or option, or a value that the method refuses.
     """
     return parse_setting(text).load()
-
-
-class SpeculationPoint(NamedTuple):
-    """The point at which speculation is measured; `context`: tokens in each sequence's cache at the beginning."""
-
-    model: str
-    batch: int
-    context: int

@@ -1,20 +1,33 @@
-"""Predicted time, bytes and memory of one model, method, context, batch and GPU: a row of ``bench predict``."""
+"""Predicted time, bytes and memory of one model, method, context, batch and GPU: rows of ``bench predict``.
+
+Models that the roofline does not describe, mixtures of experts and hybrids, have rows of bytes alone. The bytes are
+those that a cache really holds: keys and values by each method's formula (:mod:`kvbench.methods.bytes`), states of
+fixed size by the model's configuration (:mod:`kvbench.models.layer_types`).
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
 from kvbench.methods.byte_parts import KVBytes, View
 from kvbench.methods.bytes import kv_bytes
+from kvbench.methods.load import load_method
+from kvbench.models.layer_types import ATTENDING, layer_types, state_bytes, unserved
 from kvbench.profiling.intensity import accepted
 from kvbench.profiling.roofline import Gpu, Prediction, Shape, max_batch, predict
+from kvbench.profiling.shape import OTHERS, sliding_windows
+
+#: bytes per element of keys and values in full precision
+WIDTH = 2
 
 
 @dataclass(frozen=True)
-class Row:
+class PredictedRow:
     """A row of the table: the roofline's prediction for one model, method, batch size, prompt length and GPU.
 
     Args:
@@ -78,18 +91,7 @@ class Case:
 
     def kv(self, view: View, at: int) -> KVBytes:
         """Return the bytes of one sequence's keys and values in all layers, at a number of tokens."""
-        s = self.shape
-        return kv_bytes(
-            self.method,
-            at,
-            layers=s.layers,
-            query_heads=s.query_heads,
-            heads=s.heads,
-            channels=s.channels,
-            prompt=self.context,
-            view=view,
-            windows=s.windows,
-        )
+        return sequence_bytes(self.shape, self.method, at, prompt=self.context, view=view)
 
     @property
     def last(self) -> int:
@@ -124,7 +126,7 @@ class Case:
         """Return the options that split the prefill, as keyword arguments of ``roofline.predict``."""
         return {key: getattr(self.args, key) for key in ("prefill_chunk", "prefill_rows", "mlp_chunk")}
 
-    def row(self, model: str, label: str, fp16_s: float | None) -> Row:
+    def row(self, model: str, label: str, fp16_s: float | None) -> PredictedRow:
         """Predict times and memory of this case as a row of the table; `fp16_s`: fp16's TPOT, None for its own row."""
         args, shape = self.args, self.shape
         group = args.weight_group if args.weight_bits < 16 else None
@@ -145,7 +147,7 @@ class Case:
         stored = self.kv("all", self.last).total
         most = max_batch(shape, stored, weights + extra, self.context, self.gpu, **self.parts())
         whole = replace(plain, tpot_s=tpot)
-        return Row(
+        return PredictedRow(
             model=model,
             gpu=self.gpu.name,
             method=label,
@@ -198,3 +200,134 @@ def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
 def _packed(elements: int) -> int:
     """Return the bytes of weights in 4 bits in groups of 128."""
     return elements // 2 + 4 * elements // 128
+
+
+@dataclass(frozen=True)
+class BytesRow:
+    """A row of the table: the bytes of one method's cache for one model, batch size and prompt length.
+
+    Args:
+        context: number of prompt tokens per sequence.
+        new_tokens: number of tokens generated per sequence.
+        kv_bytes: bytes of keys and values of the whole batch at the end of the generation.
+        state_bytes: bytes of the states of fixed size of the whole batch.
+        of_fp16: the sum of both, divided by the same sum for fp16.
+    """
+
+    model: str
+    method: str
+    batch: int
+    context: int
+    new_tokens: int
+    kv_bytes: int
+    state_bytes: int
+    of_fp16: float
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Dimensions on which the bytes of a model's cache depend.
+
+    Args:
+        layers: number of layers that keep keys and values.
+        channels: channels per head.
+        windows: for each of these layers, its sliding window in tokens, or None if it has none.
+        state: bytes of the states of fixed size of one sequence.
+    """
+
+    layers: int
+    query_heads: int
+    heads: int
+    channels: int
+    windows: tuple[int | None, ...]
+    state: int
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, Any], width: int = WIDTH) -> CacheShape:
+        """Return the dimensions of a model from its ``config.json``, or other numbers under transformers' names.
+
+        `width` is the bytes per element of the model's dtype.
+
+        Raises:
+            ConfigError: kvbench does not support the model, or a dimension is missing.
+        """
+        numbers = flat_numbers(numbers)
+        reason = unserved(numbers)
+        if reason:
+            raise ConfigError("--model", numbers.get("model_type"), reason)
+        for name in ("num_attention_heads", "hidden_size"):
+            if not isinstance(numbers.get(name), int):
+                raise ConfigError(f"model.{name}", numbers.get(name), "must be a whole number, 1 or greater")
+        kinds, heads = layer_types(numbers), numbers["num_attention_heads"]
+        count = len(kinds) if kinds is not None else numbers.get("num_hidden_layers")
+        if not isinstance(count, int):
+            raise ConfigError("model.num_hidden_layers", count, "must be a whole number, 1 or greater")
+        sliding = sliding_windows({**numbers, "num_hidden_layers": count}.get) or (None,) * count
+        attending = [kinds is None or kind in ATTENDING for kind in kinds or (None,) * count]
+        windows = tuple(window for window, attends in zip(sliding, attending, strict=True) if attends)
+        return cls(
+            layers=len(windows),
+            query_heads=heads,
+            heads=numbers.get("num_key_value_heads") or heads,
+            channels=numbers.get("head_dim") or numbers.get("attention_head_dim") or numbers["hidden_size"] // heads,
+            windows=windows,
+            state=state_bytes(numbers, width),
+        )
+
+    def bytes(self, method: Method, tokens: int, prompt: int, width: int = WIDTH) -> KVBytes:
+        """Return the predicted bytes of a sequence of `tokens` tokens, prompt included, with states of fixed size."""
+        return sequence_bytes(self, method, tokens, prompt=prompt, width=width) + KVBytes(state=self.state)
+
+
+def sequence_bytes(shape: Shape | CacheShape, method: Method, tokens: int, **more: Any) -> KVBytes:
+    """Return the bytes of one sequence's keys and values in all layers; `more` as for :func:`kv_bytes`."""
+    sizes = {name: getattr(shape, name) for name in ("layers", "query_heads", "heads", "channels", "windows")}
+    return kv_bytes(method, tokens, **sizes, **more)
+
+
+def flat_numbers(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the numbers of a configuration with those of its text model, which come first, on one level."""
+    text = numbers.get("text_config")
+    return {**numbers, **text} if isinstance(text, Mapping) else numbers
+
+
+def outside_the_roofline(numbers: Mapping[str, Any]) -> bool:
+    """Return True if the roofline's formulas for weights and times do not hold for a model."""
+    text = numbers.get("text_config")
+    parts = (numbers, text) if isinstance(text, Mapping) else (numbers,)
+    return any(part.get(name) for part in parts for name in OTHERS)
+
+
+def predicted_bytes(
+    model: str,
+    numbers: Mapping[str, Any],
+    methods: Mapping[str, Method],
+    contexts: Sequence[int],
+    batches: Sequence[int],
+    new_tokens: int,
+) -> list[BytesRow]:
+    """Predict the bytes of each combination of context, batch and method for one model.
+
+    Raises:
+        ConfigError: kvbench does not support the model, or a method cannot run with it.
+    """
+    shape, exact, lines = CacheShape.of(numbers), load_method("fp16"), []
+    for method in methods.values():
+        method.suit(flat_numbers(numbers))
+        method.check(shape.channels)
+        if method.speculation is not None and shape.state:
+            raise ConfigError(
+                "--methods",
+                type(method).__name__.lower(),
+                f"speculates, and the states of {model} cannot go back over rejected drafts",
+                hint="choose a method without speculation, such as kivi",
+            )
+    for context in contexts:
+        tokens = context + new_tokens - 1
+        whole = shape.bytes(exact, tokens, context).total
+        for batch in batches:
+            for text, method in methods.items():
+                stored = shape.bytes(method, tokens, context)
+                sizes = batch * (stored.total - stored.state), batch * stored.state
+                lines.append(BytesRow(model, text, batch, context, new_tokens, *sizes, stored.total / whole))
+    return lines

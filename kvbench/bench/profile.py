@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from kvbench.cache import Prompts
 from kvbench.decoding.autoregressive import capture
 from kvbench.decoding.sampling import Sampling
-from kvbench.measure.random_fill import fill_randomly
+from kvbench.measure.random_fill import fill_at_random
 from kvbench.methods.base import Method
 
 #: kinds of kernels, and patterns of kernel names; the first that matches counts
@@ -27,7 +27,7 @@ STEPS = 16
 
 
 @torch.inference_mode()
-def profile(
+def profile_step(
     model: PreTrainedModel,
     method: Method,
     context: int,
@@ -54,7 +54,7 @@ def profile(
     """
     device = model.get_input_embeddings().weight.device
     cache = method.new_cache(model, prompts, max_length=context + 2 * STEPS + 8)
-    fill_randomly(model, cache, batch, context, seed)
+    fill_at_random(model, cache, batch, context, seed)
     token = torch.full((batch,), 3, device=device)
     lengths = torch.full((batch,), context, device=device)
     captured = capture(model, cache, token, lengths, Sampling(), [], 2 * STEPS + 4, compile)
@@ -75,10 +75,10 @@ def profile(
     for event in trace.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             times.setdefault(event.name, []).append(event.device_time / 1e3 / STEPS)
-    return {"step_ms": begin.elapsed_time(end) / STEPS, **summed(times)}
+    return {"step_ms": begin.elapsed_time(end) / STEPS, **summed_kernels(times)}
 
 
-def summed(times: dict[str, list[float]]) -> dict[str, Any]:
+def summed_kernels(times: dict[str, list[float]]) -> dict[str, Any]:
     """Sum up the times of kernels: over all, by kind, and for each of the kernels that take longest.
 
     `times` are, by kernel, the milliseconds of each of its calls, divided by the number of steps.

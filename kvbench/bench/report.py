@@ -1,42 +1,130 @@
-"""Output of the bench: a JSON file with the device and the versions, and the lines of the table."""
+"""Output of the bench: JSON files with the device and the versions, rewritten as rows come, and reasons of failures.
+
+Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import re
 import subprocess
 import time
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from kvbench.errors import KvbenchError
+from kvbench.results import environment
 from kvbench.util import atomic
+from kvbench.util.failures import is_out_of_memory
+from kvbench.util.requirements import check_writable
 
+Row = dict[str, Any]
 #: packages whose versions the JSON file records
 PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "cuda-bindings", "hqq", "optimum-quanto")
 
 
+class Recording:
+    """The JSON file of a command that measures: what was measured, the machine, and the rows so far.
+
+    The file is named by ``--out`` and ``--name``; without the latter it is `name`. `about` are further entries, to
+    which more may be added in :attr:`about` until the end.
+
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
+
+    def __init__(self, args: argparse.Namespace, name: str, what: str, **about: Any) -> None:
+        self.path, self.began = json_file(args, name), time.perf_counter()
+        check_writable(str(self.path.parent), "--out")
+        self.about: dict[str, Any] = {"what": what, **machine(), "command": " ".join(args.argv), **about}
+        self.rows: list[Row] = []
+
+    def write(self) -> None:
+        """Write the file with all rows so far; KvbenchError if it cannot be written."""
+        write_json(self.path, {**self.about, "rows": self.rows})
+
+    def say(self, cells: Iterable[Any]) -> None:
+        """Print a line of progress: the cells of a row's table that have a value."""
+        shown = (f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells if cell is not None)
+        print("  ".join(shown), flush=True)
+
+    def end(self) -> None:
+        """Print the file's path and the seconds since the beginning."""
+        print(f"{self.path} ({time.perf_counter() - self.began:.0f} s)")
+
+
+def json_file(args: argparse.Namespace, name: str) -> Path:
+    """Return the path of a command's JSON file.
+
+    ``--out`` is a folder (None: that of the device), in which the file is called ``--name``, or `name` without that; or
+    it is the file itself, which then ends in .json.
+    """
+    if args.out is not None and args.out.suffix == ".json":
+        return Path(args.out)
+    return result_folder(args.out) / f"{getattr(args, 'name', None) or name}.json"
+
+
+def result_folder(out: Path | None) -> Path:
+    """Return the folder for the JSON file: `out`, or if that is None, one named after the device (``results/h200``)."""
+    if out is not None:
+        return out
+    import torch
+
+    if not torch.cuda.is_available():
+        return Path("results") / "cpu"
+    name = re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name(0).lower().replace("nvidia", "")).strip("_")
+    return Path("results") / name
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file atomically, and create its folder if needed; KvbenchError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
+    except OSError as error:
+        raise KvbenchError(f"{path} cannot be written: {error}\n  hint: name another file with --out FILE") from error
+
+
+def failure_reason(error: Exception, most: int = 120) -> str:
+    """Return the kind and message of an error on one line, the latter cut after `most` characters."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
+
+
+def failed_row(error: Exception) -> Row:
+    """Return the status of a row whose measurement failed, ``oom`` or ``failed``, and the reason as ``message``.
+
+    Raises:
+        KvbenchError: `error` is one; the user made a mistake, which is not recorded as a failed row.
+    """
+    if isinstance(error, KvbenchError):
+        raise error
+    return {"status": "oom" if is_out_of_memory(error) else "failed", "message": failure_reason(error, 300)}
+
+
 def machine() -> dict[str, Any]:
     """Describe this machine for the JSON file: device, driver, package versions, git commit and date, by name."""
+    import torch
+
     return {
-        **describe_device(),
+        **described_device(),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES if version(name)},
-        "commit": commit(),
+        "commit": environment.commit(),
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
 
 
-def describe_device() -> dict[str, Any]:
+def described_device() -> dict[str, Any]:
     """Describe the first GPU: its name, multiprocessors, memory, L2 cache and driver; without a GPU the CPU's name."""
-    if not torch.cuda.is_available():
-        from kvbench.results.environment import cpu_name
+    import torch
 
-        return {"device": cpu_name()}
+    if not torch.cuda.is_available():
+        return {"device": environment.cpu_name()}
     properties = torch.cuda.get_device_properties(0)
     return {
         "device": properties.name,
@@ -65,31 +153,10 @@ def version(name: str) -> str | None:
         return None
 
 
-def commit() -> str | None:
-    """Return the git commit of the source tree; None if unknown."""
-    from kvbench.results.environment import commit as found
-
-    return found()
-
-
-def result_folder(out: Path | None) -> Path:
-    """Return the folder for the JSON file: `out`, or if that is None, one named after the device (``results/h200``)."""
-    if out is not None:
-        return out
-    if not torch.cuda.is_available():
-        return Path("results") / "cpu"
-    name = re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name(0).lower().replace("nvidia", "")).strip("_")
-    return Path("results") / name
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file atomically, and create its folder if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
-
-
 def healthy() -> bool:
     """Return True if CUDA still works in this process; after an illegal memory access it does not."""
+    import torch
+
     try:
         torch.cuda.synchronize()
         return int(torch.ones(2, device="cuda").sum()) == 2

@@ -62,7 +62,7 @@ class Layer:
         return len(self.tiers) == 1 and not self.key_window and not self.value_window
 
 
-def affine(bits: int, key: int, value: int | None, share: float = 1.0) -> Tier:
+def affine_tier(bits: int, key: int, value: int | None, share: float = 1.0) -> Tier:
     """Return a run of tokens (tier) whose keys are quantized per channel and whose values are quantized per token.
 
     There are `key` tokens in a group of keys, and `value` channels in a group of values; None: the whole head.
@@ -90,25 +90,25 @@ def _levels(key: int, value: int) -> Tier:
 _HIERARCHICAL = Tier(Format("hierarchical", 8, "channel", 128), Format("hierarchical", 8, "token", 0))
 #: layers by name; a group of 0 channels means the whole head
 FORMATS: dict[str, Layer] = {
-    "int4_g128": Layer((affine(4, 128, None),)),
-    "int4_g64": Layer((affine(4, 64, None),)),
-    "int4_g32": Layer((affine(4, 32, 32),)),
+    "int4_g128": Layer((affine_tier(4, 128, None),)),
+    "int4_g64": Layer((affine_tier(4, 64, None),)),
+    "int4_g32": Layer((affine_tier(4, 32, 32),)),
     "int8": Layer((_HIERARCHICAL,)),
-    "int4_g16": Layer((affine(4, 16, 16),)),
-    "int3_g128": Layer((affine(3, 128, None),)),
-    "int3_g32": Layer((affine(3, 32, 32),)),
-    "int2_g128": Layer((affine(2, 128, None),)),
-    "int2_g32": Layer((affine(2, 32, 32),)),
+    "int4_g16": Layer((affine_tier(4, 16, 16),)),
+    "int3_g128": Layer((affine_tier(3, 128, None),)),
+    "int3_g32": Layer((affine_tier(3, 32, 32),)),
+    "int2_g128": Layer((affine_tier(2, 128, None),)),
+    "int2_g32": Layer((affine_tier(2, 32, 32),)),
     "atom4": Layer((_token("atom", 4),)),
     "token4": Layer((_token("affine", 4),)),
     # 60% INT2, 30% INT4, 10% exact, in the order in which Cocktail stores its chunks
-    "mix": Layer((affine(2, 128, None, 0.6), affine(4, 128, None, 0.3), Tier(FULL, FULL, 0.1))),
-    "cocktail": Layer((affine(2, 32, 64, 0.6), affine(4, 32, 64, 0.3), Tier(FULL, FULL, 0.1))),
+    "mix": Layer((affine_tier(2, 128, None, 0.6), affine_tier(4, 128, None, 0.3), Tier(FULL, FULL, 0.1))),
+    "cocktail": Layer((affine_tier(2, 32, 64, 0.6), affine_tier(4, 32, 64, 0.3), Tier(FULL, FULL, 0.1))),
     # R = 128: keys halfway between two flushes, and the newest 128 values exact
-    "kivi2": Layer((affine(2, 32, 32),), key_window=64, value_window=128),
-    "kivi4": Layer((affine(4, 32, 32),), key_window=64, value_window=128),
+    "kivi2": Layer((affine_tier(2, 32, 32),), key_window=64, value_window=128),
+    "kivi4": Layer((affine_tier(4, 32, 32),), key_window=64, value_window=128),
     # W = 64: between 2 W and 3 W tokens are exact
-    "logquant2": Layer((affine(2, 64, 32),), key_window=160, value_window=160),
+    "logquant2": Layer((affine_tier(2, 64, 32),), key_window=160, value_window=160),
     "quantspec": Layer((_HIERARCHICAL,), key_window=192, value_window=192),
     # inference engines: both sides in the same format
     "int8_per_token_head": Layer((_both("offset", 8, 0, "fp32"),)),
@@ -176,7 +176,7 @@ def resolved(form: Format, channels: int) -> Format:
     return replace(form, group=min(form.group or channels, channels))
 
 
-def lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int]]:
+def segment_lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int]]:
     """Return how many tokens each segment of a layer holds: one list for the keys and one for the values.
 
     A list has an entry for each tier of the layer, and a last one for the full-precision window.
@@ -210,13 +210,13 @@ def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
     return size
 
 
-def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
+def step_bytes(layer: Layer, at: Point) -> dict[str, int]:
     """Return the bytes of keys and values that a decode step of the whole batch must read in a layer.
 
     The result is by format, such as ``int2`` and ``fp16``.
     """
     model, sizes = MODELS[at.model], dict[str, int]()
-    for side, counts in zip(("key", "value"), lengths(layer, at.context, at.q_len), strict=True):
+    for side, counts in zip(("key", "value"), segment_lengths(layer, at.context, at.q_len), strict=True):
         forms = [getattr(tier, side) for tier in layer.tiers] + [FULL]
         for form, count in zip(forms, counts, strict=True):
             name = f"{'fp' if form.kind in ('full', 'float') else 'int'}{form.bits}"
@@ -225,10 +225,10 @@ def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
     return sizes
 
 
-def phases(layer: Layer, at: Point) -> int:
+def phase_count(layer: Layer, at: Point) -> int:
     """Return the number of phases in which attention reads a layer.
 
     A phase is a run of slots in which all keys have one format and all values have one format. As the windows of keys
     and values differ in length, there may be more phases than tiers.
     """
-    return len(pairs_of_row(*lengths(layer, at.context, at.q_len)))
+    return len(pairs_of_row(*segment_lengths(layer, at.context, at.q_len)))

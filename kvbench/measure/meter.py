@@ -24,11 +24,11 @@ from kvbench.measure.how import How
 from kvbench.measure.point_figures import (
     Figures,
     layer_bytes,
-    memory_figures,
-    moved,
     nominal_bits,
-    predicted_figures,
-    time_figures,
+    point_memory,
+    point_times,
+    predicted_point,
+    step_traffic,
     weight_bytes,
 )
 from kvbench.measure.random_fill import go_on
@@ -192,11 +192,11 @@ class Meter:
         prefills = [*prefills, generation.ttft_s][0 if random else self.how.untimed :]
         searches = [*searches, cache.search_s][0 if random else self.how.untimed :]
         self.tokens = generation.tokens
-        figures = time_figures(generation, prefills, searches, batch, self.how.new_tokens)
+        figures = point_times(generation, prefills, searches, batch, self.how.new_tokens)
         if random:
             rate = batch * (self.how.new_tokens - 1) / figures["decode_s"]
             figures |= {"fill": "random", "prefill_s": None, "ttft_s": None, "tokens_per_s": rate}
-        figures |= memory_figures(self.model, cache, (peaks or watch.peaks).row())
+        figures |= point_memory(self.model, cache, (peaks or watch.peaks).row())
         figures |= {
             "path": str(cache.path),
             "reads_packed": bool(cache.reads_packed),
@@ -206,10 +206,10 @@ class Meter:
         chunk, rows = min(self.how.prefill_chunk or prompt, prompt), batch
         if chunk == prompt and not random:
             rows = prefill_groups(cache, batch, prompt, None, self.how.prefill_rows)[0].stop
-        figures["predicted"] = predicted_figures(
+        figures["predicted"] = predicted_point(
             self.model, figures, prompt, batch, watch.bytes_before, bool(generation.rounds), rows * chunk
         )
-        figures |= moved(self.model, figures, self.how.read_rate)
+        figures |= step_traffic(self.model, figures, self.how.read_rate)
         if self.method.speculation is not None and self.method.speculation.forced is not None:
             figures["forced"] = self.method.speculation.forced
         figures["nominal_bits"] = nominal_bits(cache)

@@ -14,8 +14,9 @@ from kvbench.decoding.autoregressive import Generation
 from kvbench.decoding.round_times import Round, row_totals, totals
 from kvbench.errors import ConfigError
 from kvbench.models.int4 import own_bytes, own_head
+from kvbench.models.projections import head_dim, kv_heads
 from kvbench.profiling.device import device_name
-from kvbench.profiling.roofline import Shape, gpu_of, predict
+from kvbench.profiling.roofline import Gpu, Shape, gpu_of, predict
 from kvbench.profiling.timing import median, percentile
 from kvbench.results.speculation import round_times
 from kvbench.util.attachment import storage_of
@@ -23,7 +24,7 @@ from kvbench.util.attachment import storage_of
 Figures = dict[str, Any]
 
 
-def time_figures(
+def point_times(
     generation: Generation, prefills: Sequence[float], searches: Sequence[float], batch: int, new_tokens: int
 ) -> Figures:
     """Return the times of one generation: TTFT, TPOT, inter-token times, and throughput.
@@ -54,13 +55,8 @@ def time_figures(
         "ttft_s": median([a + b for a, b in zip(searches, prefills, strict=True)]),
         "repeats": len(prefills),
         "first_step_s": steps[0],
-        "tpot_s": {
-            "median": per_token if generation.rounds else median(later),
-            "mean": per_token,
-            **{f"p{q}": percentile(later, q) for q in (10, 90, 99)},
-            "n": len(later),
-        },
-        "itl_s": {f"p{q}": percentile(generation.step_s, q) for q in (50, 90, 99)},
+        "tpot_s": step_times(later, per_token, per_token if generation.rounds else None),
+        "itl_s": step_percentiles(generation.step_s, 50, 90, 99),
         "decode_s": decode,
         "tokens_per_s": batch * new_tokens / whole,
         "stepping": generation.stepping,
@@ -72,6 +68,17 @@ def time_figures(
         if timed := round_times(totals(generation.rounds, range(batch))):
             figures["round_times"] = timed
     return rounded_figures(figures)
+
+
+def step_percentiles(values: Sequence[float], *wanted: int) -> dict[str, float]:
+    """Return percentiles of some values, by names such as ``p90``."""
+    return {f"p{q}": percentile(values, q) for q in wanted}
+
+
+def step_times(steps: Sequence[float], mean: float, middle: float | None = None) -> Figures:
+    """Return the ``tpot_s`` of a point from its mean and the seconds of its steps, whose median is `middle` if None."""
+    middle = median(steps) if middle is None else middle
+    return {"median": middle, "mean": mean, **step_percentiles(steps, 10, 90, 99), "n": len(steps)}
 
 
 def token_times(rounds: Sequence[Round]) -> list[float]:
@@ -92,7 +99,7 @@ def first_tokens(generation: Generation) -> float:
     return sum(emitted) / len(emitted)
 
 
-def memory_figures(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
+def point_memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
     """Return the bytes of weights and cache, the peak memory by phase, and the ratios between them.
 
     ``over_used`` is the peak memory while decoding divided by the least that decoding needs: the weights and the keys
@@ -114,7 +121,7 @@ def memory_figures(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
     }
 
 
-def predicted_figures(
+def predicted_point(
     model: Any,
     figures: Figures,
     prompt: int,
@@ -137,13 +144,8 @@ def predicted_figures(
     Returns:
         A dict, or None for an unknown device or a model that the roofline does not cover.
     """
-    gpu_name = device_name(model.device)
-    gpu = gpu_of(gpu_name) if gpu_name else None
-    if gpu is None:
-        return None
-    try:
-        shape = shape_of(model)
-    except ConfigError:
+    gpu, shape = known_gpu(model), roofline_shape(model)
+    if gpu is None or shape is None:
         return None
     used = figures["kv_used"]["total"]
     prediction = predict(
@@ -168,7 +170,7 @@ def predicted_figures(
     }
 
 
-def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figures:
+def step_traffic(model: Any, figures: Figures, read_rate: float | None = None) -> Figures:
     """Return the bytes that a decode step must read, and which share of the device's memory bandwidth it achieves.
 
     Args:
@@ -184,16 +186,13 @@ def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figur
         ``over_roof`` is TPOT divided by the roofline's prediction. With speculation there is only ``read_bytes``. For
         models without a roofline (mixtures of experts), the dict is empty.
     """
-    try:
-        shape = shape_of(model)
-    except ConfigError:
+    shape, gpu = roofline_shape(model), known_gpu(model)
+    if shape is None:
         return {}
     parameters = own_bytes(model)
     read_bytes = round(shape.bytes_read(parameters, model.dtype.itemsize) + figures["kv_used"]["total"])
     if figures.get("speculation"):
         return {"read_bytes": read_bytes}
-    gpu_name = device_name(model.device)
-    gpu = gpu_of(gpu_name) if gpu_name else None
     ceiling = None
     if read_rate is not None:
         ceiling = {"GB_s": read_rate, "kind": "measured"}
@@ -211,12 +210,21 @@ def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figur
     }
 
 
-def shape_of(model: Any) -> Shape:
-    """Return the dimensions of a model for the roofline. Raises ConfigError if the roofline does not cover the model.
+def known_gpu(model: Any) -> Gpu | None:
+    """Return the figures of the GPU that a model is on; None for an unknown one, and on a CPU."""
+    name = device_name(model.device)
+    return gpu_of(name) if name else None
+
+
+def roofline_shape(model: Any) -> Shape | None:
+    """Return the dimensions of a model for the roofline; None if the roofline does not cover the model.
 
     An output head in 4 bits never shares the weights of the embedding table, whatever the model's configuration says.
     """
-    shape = Shape.of(model.config.get_text_config(decoder=True))
+    try:
+        shape = Shape.of(model.config.get_text_config(decoder=True))
+    except ConfigError:
+        return None
     return replace(shape, tied=False) if own_head(model) else shape
 
 
@@ -235,10 +243,7 @@ def layer_bytes(model: Any, prompt: int, batch: int) -> int:
 
     A prefill holds this much in addition to the cache, until the tokens of the layer are packed.
     """
-    config = model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * batch * heads * channels * prompt * storage_of(model).itemsize)
+    return int(2 * batch * kv_heads(model) * head_dim(model) * prompt * storage_of(model).itemsize)
 
 
 def per_sequence(figures: Figures) -> Figures:
@@ -257,14 +262,8 @@ def per_sequence(figures: Figures) -> Figures:
 
 def rounded_figures(figures: Figures) -> Figures:
     """Return a copy of the figures with all floats, also in nested dicts, rounded to six decimals (microseconds)."""
-    return {
-        key: rounded_figures(value)
-        if isinstance(value, dict)
-        else round(value, 6)
-        if isinstance(value, float)
-        else value
-        for key, value in figures.items()
-    }
+    rounded = {key: round(value, 6) if isinstance(value, float) else value for key, value in figures.items()}
+    return {key: rounded_figures(value) if isinstance(value, dict) else value for key, value in rounded.items()}
 
 
 def nominal_bits(cache: Any) -> dict[str, float]:

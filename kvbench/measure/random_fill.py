@@ -19,6 +19,7 @@ from kvbench.decoding.drafting import prepare_draft
 from kvbench.decoding.recordable import Graphs
 from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.models.layers import attending
+from kvbench.models.projections import head_dim, kv_heads
 from kvbench.util.attachment import placement, storage_of
 
 
@@ -30,30 +31,24 @@ def random_layers(
     Only one layer's tensors ``[B, H, tokens, D]`` need to exist at a time. `take` gets the layer's index in the model,
     its keys and its values.
     """
-    config = model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    team = placement(model).team
-    heads //= team.size if team is not None else 1  # the heads of this rank
-    channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shape = (batch, kv_heads(model) // head_ranks(model), tokens, head_dim(model))
     layers = model.get_decoder().layers
     for number, index in enumerate(attending(model.config)):
         device = next(layers[index].parameters()).device
         generator = torch.Generator(device).manual_seed(seed + number)
-        shape = (batch, heads, tokens, channels)
         keys, values = (
             torch.randn(shape, generator=generator, dtype=storage_of(model), device=device) for _ in range(2)
         )
         take(index, keys, values)
 
 
-def query_heads(model: PreTrainedModel) -> int:
-    """Return the number of query heads of a model, on this rank if they are divided between several GPUs."""
+def head_ranks(model: PreTrainedModel) -> int:
+    """Return the number of GPUs between which the heads of a model are divided."""
     team = placement(model).team
-    heads: int = model.config.get_text_config(decoder=True).num_attention_heads
-    return heads // (team.size if team is not None else 1)
+    return 1 if team is None else team.size
 
 
-def fill_randomly(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed: int = 0) -> None:
+def fill_at_random(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed: int = 0) -> None:
     """Fill an empty cache with random keys and values, as if a prefill of `tokens` tokens had been run.
 
     The other layers of a hybrid model start with an empty state.
@@ -62,6 +57,7 @@ def fill_randomly(model: PreTrainedModel, cache: KVCache, batch: int, tokens: in
     if method.keys_before_rope:  # the random keys are stored as keys before RoPE, whose positions attention needs
         cache.progress.positions.see(torch.arange(tokens)[None], 0, [0] * batch)
     cache.progress.see(None, batch, tokens)
+    query_heads = model.config.get_text_config(decoder=True).num_attention_heads // head_ranks(model)
 
     def take(index: int, keys: Tensor, values: Tensor) -> None:
         layer = cache.layers[index]
@@ -69,7 +65,7 @@ def fill_randomly(model: PreTrainedModel, cache: KVCache, batch: int, tokens: in
         layer.seen = tokens
         for member in layer.chain():
             generator = torch.Generator(keys.device).manual_seed(seed + index)
-            observe(member, keys, query_heads(model), generator)
+            observe_at_random(member, keys, query_heads, generator)
         if cache.follower is not None and index == 0:
             cache.follower.progress.see(None, batch, tokens)
         layer.place(keys, values)
@@ -77,7 +73,7 @@ def fill_randomly(model: PreTrainedModel, cache: KVCache, batch: int, tokens: in
     random_layers(model, batch, tokens, seed, take)
 
 
-def observe(layer: Any, keys: Tensor, query_heads: int, generator: torch.Generator) -> None:
+def observe_at_random(layer: Any, keys: Tensor, query_heads: int, generator: torch.Generator) -> None:
     """Give a layer random attention over the prompt, if its method observes the prompt's.
 
     Which tokens such a method keeps is then random; how many, and in which format, is not. The keys are
@@ -112,7 +108,7 @@ def go_on(
     device = model.get_input_embeddings().weight.device
     prepare_draft(model, cache.method.speculation)
     tell(observer, "prefill")
-    fill_randomly(model, cache, batch, tokens, seed)
+    fill_at_random(model, cache, batch, tokens, seed)
     tell(observer, "decode")
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     token = (torch.arange(batch, device=device) * 17 + 3) % vocabulary

@@ -12,11 +12,20 @@ from torch import Tensor
 from kvbench.attention.register import detach
 from kvbench.errors import ConfigError
 from kvbench.measure.how import How
-from kvbench.measure.point_figures import Figures, moved, predicted_figures, rounded_figures, weight_bytes
+from kvbench.measure.point_figures import (
+    Figures,
+    predicted_point,
+    rounded_figures,
+    step_percentiles,
+    step_times,
+    step_traffic,
+    weight_bytes,
+)
 from kvbench.measure.random_fill import random_layers
 from kvbench.models.layers import attending
+from kvbench.models.projections import head_dim, kv_heads
 from kvbench.profiling.memory import PhasePeaks, release
-from kvbench.profiling.timing import median, now, percentile
+from kvbench.profiling.timing import median, now
 
 #: name of a baseline -> the cache of transformers that it uses, and the kind of its steps
 BASELINES = {
@@ -32,7 +41,7 @@ SHOWN = 16
 
 
 @contextmanager
-def stock(model: Any) -> Iterator[None]:
+def stock_attention(model: Any) -> Iterator[None]:
     """Make `model` run transformers' own SDPA attention inside a ``with`` block.
 
     kvbench's attention is removed and not restored: afterwards the model has the attention that it had before kvbench.
@@ -46,7 +55,7 @@ def stock(model: Any) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def new_cache(name: str, model: Any, length: int) -> Any:
+def stock_cache(name: str, model: Any, length: int) -> Any:
     """Return an empty cache of transformers, of the kind that a baseline (:data:`BASELINES`) uses.
 
     StaticCache allocates for `length` tokens; the other caches grow.
@@ -74,15 +83,16 @@ def new_cache(name: str, model: Any, length: int) -> Any:
 
 
 @torch.inference_mode()
-def prefill(model: Any, ids: Tensor) -> float:
-    """Time one prefill of ``ids`` ``[B, T]`` into transformers' DynamicCache, and return the seconds.
+def stock_prefill(model: Any, ids: Tensor) -> float:
+    """Time one prefill of ``ids`` ``[B, T]`` into transformers' DynamicCache, and return the seconds."""
+    return _prefilled(model, ids, stock_cache("dynamic", model, 0))[0]
 
-    The time includes the choice of the first token from the logits of the last position.
-    """
-    cache = new_cache("dynamic", model, 0)
+
+def _prefilled(model: Any, ids: Tensor, cache: Any) -> tuple[float, Tensor]:
+    """Return the seconds of a prefill, the choice of the first tokens included, and these, ``[B, 1]``."""
     started = now(ids.device)
-    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
-    return now(ids.device) - started
+    token = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)
+    return now(ids.device) - started, token
 
 
 @torch.no_grad()
@@ -105,7 +115,7 @@ def stock_decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed
     """
     batch, width = ids.shape
     warm_ups = 6 if name.endswith("compiled") else 2
-    cache = new_cache(name, model, width + steps + warm_ups)
+    cache = stock_cache(name, model, width + steps + warm_ups)
     peaks, seconds = PhasePeaks(ids.device, census=False), None
     with peaks.run():
         if fill == "random":
@@ -113,11 +123,7 @@ def stock_decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed
             token = ids[:, -1:].clone()
         else:
             peaks.phase("prefill")
-            started = now(ids.device)
-            output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            token = output.logits[:, -1:].argmax(-1)
-            seconds = now(ids.device) - started
-            del output
+            seconds, token = _prefilled(model, ids, cache)
         peaks.phase("end")
         release(ids.device)
         run = torch.compile(model.forward, mode="reduce-overhead") if name.endswith("compiled") else model.forward
@@ -148,20 +154,18 @@ def stock_point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
     """
     batch, width = ids.shape
     prefills = []
-    with stock(model):
+    with stock_attention(model):
         compiled_anew()
         try:
             for _ in range(how.untimed + how.repeats - 1 if how.fill == "prefill" else 0):
                 release(ids.device)
-                prefills.append(prefill(model, ids))
+                prefills.append(stock_prefill(model, ids))
             release(ids.device)
             run = stock_decode(name, model, ids, how.new_tokens - 1, how.fill, how.seed)
         finally:
             compiled_anew()
     prefills = [*prefills, run["prefill_s"]][how.untimed :] if how.fill == "prefill" else []
-    config = model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    elements = 2 * batch * width * len(attending(model.config)) * kv_heads(model) * head_dim(model)
     bits = int(name[-1]) if name[-1].isdecimal() else 8 * model.dtype.itemsize
     seconds, step_s = median(prefills) if prefills else None, run["step_s"]
     figures: Figures = {
@@ -173,24 +177,19 @@ def stock_point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
         "prefill_s": seconds,
         "ttft_s": seconds,
         "repeats": len(prefills),
-        "tpot_s": {
-            "median": median(step_s),
-            "mean": sum(step_s) / len(step_s),
-            **{f"p{q}": percentile(step_s, q) for q in (10, 90, 99)},
-            "n": len(step_s),
-        },
-        "itl_s": {f"p{q}": percentile(step_s, q) for q in (50, 90, 99)},
+        "tpot_s": step_times(step_s, sum(step_s) / len(step_s)),
+        "itl_s": step_percentiles(step_s, 50, 90, 99),
         "decode_s": sum(step_s),
         "tokens_per_s": None if seconds is None else batch * how.new_tokens / (seconds + sum(step_s)),
         "stepping": BASELINES[name],
         "weights": weight_bytes(model),
-        "kv_used": {"total": 2 * batch * len(attending(config)) * heads * channels * width * bits // 8},
+        "kv_used": {"total": elements * bits // 8},
         "peak": run["peak"],
         "tokens": run["tokens"][:SHOWN],
     }
-    figures["predicted"] = predicted_figures(model, figures, width, batch, None, False)
+    figures["predicted"] = predicted_point(model, figures, width, batch, None, False)
     figures = rounded_figures(figures)
-    return figures | moved(model, figures, how.read_rate)
+    return figures | step_traffic(model, figures, how.read_rate)
 
 
 def compiled_anew() -> None:

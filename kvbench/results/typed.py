@@ -1,22 +1,23 @@
 """Conversion of nested dataclasses from and to JSON, and their JSON schema.
 
-Fields are declared with the standard library's ``field(...)``, or with :func:`typed_key` if they have limits.
+Fields are declared with the standard library's ``field(...)``, or with :func:`typed_key` if they have limits. The
+annotations are walked by :mod:`kvbench.util.schema`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import types
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar
+
+from kvbench.util.schema import SCALARS, Conversion, fields_of, join, taken_apart
 
 Tree = TypeVar("Tree")
 
-#: names of JSON's types in messages
-_SCALARS = {str: ("text", "string"), bool: ("true or false", "boolean"), int: ("whole number", "integer")}
-_SCALARS[float] = ("number", "number")
+#: JSON's names of types
+JSON = {int: "integer", float: "number", bool: "boolean", str: "string", dict: "object", list: "array"}
 
 
 class ShapeError(ValueError):
@@ -41,12 +42,44 @@ def typed_key(
             regular expression for the keys of a dict. Limits are only written to the schema; :func:`read_typed` does
             not check them.
     """
-    metadata = {"about": about, "optional": optional, "limits": limits}
     if optional and default is dataclasses.MISSING and factory is dataclasses.MISSING:
         default = None
-    if factory is not dataclasses.MISSING:
-        return dataclasses.field(default_factory=factory, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    metadata = {"about": about, "optional": optional, "limits": limits}
+    return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
+
+
+class _Json(Conversion):
+    """Conversion of parsed JSON: whole floats are whole numbers, and numbers stay as they are written."""
+
+    lists, item_key = (list,), "{}.{}"
+
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
+
+    def fits(self, kind: type, value: Any) -> bool:
+        if kind in (int, float) and isinstance(value, float):
+            return value.is_integer() if kind is int else math.isfinite(value)
+        return super().fits(kind, value)
+
+    def number(self, kind: type, value: Any, key: str, limits: Mapping[str, Any]) -> Any:
+        return value
+
+    def choice(self, choices: tuple[Any, ...], value: Any, key: str) -> Any:
+        """Return a value if it is one of the choices, or another string, which a newer version may have written."""
+        if value in choices or (isinstance(value, str) and any(isinstance(one, str) for one in choices)):
+            return value
+        raise ShapeError(f"{key} is not one of {', '.join(map(str, choices))}")
+
+    def mistake(self, hint: Any, value: Any, key: str, limits: Mapping[str, Any]) -> Exception:
+        words = SCALARS[hint][0] if hint in SCALARS else "a list" if taken_apart(hint)[2] is list else "an object"
+        return ShapeError(f"{key or 'the content'} is not {'a text' if hint is str else words}")
+
+    def missing(self, hint: Any, key: str) -> Exception:
+        return ShapeError(f"{key} is missing")
+
+    def unknown(self, cls: type, name: str, value: Any, prefix: str) -> None:
+        if self.strict:
+            raise ShapeError(f"{join(prefix, name)} is not a key of {cls.__name__}")
 
 
 def read_typed(cls: type[Tree], content: Any, where: str = "", *, strict: bool = False) -> Tree:
@@ -58,7 +91,7 @@ def read_typed(cls: type[Tree], content: Any, where: str = "", *, strict: bool =
     Raises:
         ShapeError: a key without a default is missing, a value has the wrong type, or, if `strict`, a key is unknown.
     """
-    return _read_value(cls, content, where, strict)  # type: ignore[no-any-return]
+    return _Json(strict).build(cls, content, where)
 
 
 def plain_tree(tree: Any, *, complete: bool = False) -> Any:
@@ -68,10 +101,9 @@ def plain_tree(tree: Any, *, complete: bool = False) -> Any:
     """
     if tree is None or isinstance(tree, (str, int, float)):
         return tree
-    kind: Any = type(tree)
-    if _is_tree(kind):
+    if dataclasses.is_dataclass(tree):
         content = {}
-        for name, optional in _optional(kind):
+        for name, optional in _optional(type(tree)).items():  # type: ignore[arg-type]
             child = getattr(tree, name)
             if complete or child is not None or not optional:
                 content[name] = plain_tree(child, complete=complete)
@@ -81,6 +113,12 @@ def plain_tree(tree: Any, *, complete: bool = False) -> Any:
     if isinstance(tree, (list, tuple)):
         return [plain_tree(child, complete=complete) for child in tree]
     return tree
+
+
+@cache
+def _optional(cls: Any) -> dict[str, bool]:
+    """Return the names of the fields, each with True if it is left out of the JSON if it is None."""
+    return {name: bool(field.metadata.get("optional")) for name, field in fields_of(cls).items()}
 
 
 def typed_schema(cls: type, title: str) -> dict[str, Any]:
@@ -95,143 +133,38 @@ def typed_schema(cls: type, title: str) -> dict[str, Any]:
     }
 
 
-@cache
-def _optional(cls: type) -> list[tuple[str, bool]]:
-    """Return the names of a class's fields, each with True if it is left out of the JSON where it is None."""
-    return [(one.name, bool(one.metadata.get("optional"))) for one in dataclasses.fields(cls)]
-
-
-@cache
-def _is_tree(kind: Any) -> bool:
-    return dataclasses.is_dataclass(kind)
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
-
-
-@cache
-def _shape(kind: Any) -> tuple[bool, Any, Any]:
-    """Take an annotation apart, once for each: does None fit, what else does, and what is that made of.
-
-    The second result is a dataclass, ``Literal``, ``dict``, ``list``, a scalar or ``Any``; the third is the fields of
-    the dataclass, the literals, or the annotation of the elements.
-    """
-    choices = _choices(kind)
-    null = type(None) in choices
-    (kind,) = (choice for choice in choices if choice is not type(None))
-    if _is_tree(kind):
-        hints = _hints(kind)
-        return null, kind, [(one.name, hints[one.name], _needed(one)) for one in dataclasses.fields(kind)]
-    origin = get_origin(kind) or kind
-    if origin is Literal:
-        return null, origin, get_args(kind)
-    return null, origin, (get_args(kind) or (Any,))[-1] if origin in (dict, list) else None
-
-
-def _needed(one: dataclasses.Field[Any]) -> bool:
-    return one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
-
-
-def _read_value(kind: Any, content: Any, where: str, strict: bool) -> Any:
-    """Return `content` converted to the annotation `kind`; raise ShapeError if it does not fit."""
-    if kind is Any:
-        return content
-    null, kind, parts = _shape(kind)
-    if content is None and null:
-        return None
-    if kind in _SCALARS:
-        return _read_scalar(kind, content, where)
-    if kind is Literal:
-        return _read_literal(parts, content, where)
-    if kind is dict:
-        if not isinstance(content, Mapping):
-            raise ShapeError(f"{where or 'the content'} is not an object")
-        return {str(name): _read_value(parts, child, f"{where}.{name}", strict) for name, child in content.items()}
-    if kind is list:
-        if not isinstance(content, list):
-            raise ShapeError(f"{where or 'the content'} is not a list")
-        return [_read_value(parts, child, f"{where}.{number}", strict) for number, child in enumerate(content)]
-    return _read_object(kind, parts, content, where, strict)
-
-
-def _read_object(cls: type, fields: list[tuple[str, Any, bool]], content: Any, where: str, strict: bool) -> Any:
-    if not isinstance(content, Mapping):
-        raise ShapeError(f"{where or 'the content'} is not an object")
-    values = {}
-    for name, hint, needed in fields:
-        place = f"{where}.{name}" if where else name
-        if name in content:
-            values[name] = _read_value(hint, content[name], place, strict)
-        elif needed:
-            raise ShapeError(f"{place} is missing")
-    unknown = [name for name in content if name not in _hints(cls)] if strict else []
-    if unknown:
-        raise ShapeError(f"{f'{where}.{unknown[0]}'.lstrip('.')} is not a key of {cls.__name__}")
-    return cls(**values)
-
-
-def _read_literal(choices: tuple[Any, ...], content: Any, where: str) -> Any:
-    """Return `content` if it is one of `choices`, or another string, which a newer version may have written."""
-    if content not in choices and not (isinstance(content, str) and any(isinstance(one, str) for one in choices)):
-        raise ShapeError(f"{where} is not one of {', '.join(map(str, choices))}")
-    return content
-
-
-def _read_scalar(kind: Any, content: Any, where: str) -> Any:
-    good = isinstance(content, kind if kind is not float else (int, float))
-    if kind is int and isinstance(content, float):
-        good = content.is_integer()
-    if kind in (int, float):
-        good = good and not isinstance(content, bool) and math.isfinite(content)
-    if not good:
-        raise ShapeError(f"{where} is not {'' if kind is bool else 'a '}{_SCALARS[kind][0]}")
-    return content
-
-
-def _choices(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
 def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a dataclass."""
-    properties, required = {}, []
-    for field in dataclasses.fields(cls):
-        limits = dict(field.metadata.get("limits", {}))
-        optional = field.metadata.get("optional", False)
-        kinds = _choices(_hints(cls)[field.name])
-        if optional:  # omitted if None, so null is never written
-            kinds = tuple(kind for kind in kinds if kind is not type(None))
-        else:
-            required.append(field.name)
-        about = field.metadata.get("about")
-        properties[field.name] = _schema(kinds, limits, definitions) | ({"description": about} if about else {})
+    """Return the schema of a dataclass; the definitions of its parts are added to `definitions`."""
+    properties = {}
+    for name, field in fields_of(cls).items():
+        limits, about = dict(field.metadata.get("limits", {})), field.metadata.get("about")
+        properties[name] = _schema(field.hint, limits, definitions, nullable=not _optional(cls)[name])
+        properties[name] |= {"description": about} if about else {}
+    required = [name for name, optional in _optional(cls).items() if not optional]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-def _schema(kinds: tuple[Any, ...], limits: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a value whose type is one of `kinds`."""
-    null = type(None) in kinds
-    (kind,) = (kind for kind in kinds if kind is not type(None))
+def _schema(hint: Any, limits: dict[str, Any], definitions: dict[str, Any], nullable: bool = True) -> dict[str, Any]:
+    """Return the schema of an annotated value; a key that is left out if it is None is not `nullable`."""
+    null, _, kind, args = taken_apart(hint)
+    null = null and nullable
     if kind is Any:
         return limits
-    if _is_tree(kind):
-        if kind.__name__ not in definitions:
-            definitions[kind.__name__] = {}  # ends the recursion if a tree contains itself
-            definitions[kind.__name__] = _object(kind, definitions)
-        reference = {"$ref": f"#/$defs/{kind.__name__}"}
+    if dataclasses.is_dataclass(kind):
+        name = kind.__name__  # type: ignore[union-attr]
+        if name not in definitions:
+            definitions[name] = {}  # ends the recursion if a tree contains itself
+            definitions[name] = _object(kind, definitions)  # type: ignore[arg-type]
+        reference = {"$ref": f"#/$defs/{name}"}
         return {"anyOf": [reference, {"type": "null"}]} if null else reference
-    origin = get_origin(kind) or kind
-    if origin is Literal:
-        return {"enum": [*get_args(kind), *([None] if null else [])]}
-    if origin is dict:
-        names = limits.pop("keys", None)
-        content = _schema(_choices((get_args(kind) or (Any,))[-1]), limits, definitions)
+    if kind is Literal:
+        return {"enum": [*args, *([None] if null else [])]}
+    name = JSON[kind]
+    if name == "object":
+        names, content = limits.pop("keys", None), _schema((args or (Any,))[-1], limits, definitions)
         limits = {"additionalProperties": content} if content else {}
         limits |= {"propertyNames": {"pattern": names}} if names else {}
-    elif origin is list:
+    elif name == "array":
         lengths = {name: limits.pop(name) for name in ("minItems", "maxItems") if name in limits}
-        limits = {"items": _schema(_choices((get_args(kind) or (Any,))[-1]), limits, definitions)} | lengths
-    name = {dict: "object", list: "array"}.get(origin) or _SCALARS[kind][1]
+        limits = {"items": _schema((args or (Any,))[-1], limits, definitions)} | lengths
     return {"type": [name, "null"] if null else name, **limits}

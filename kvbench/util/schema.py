@@ -1,7 +1,9 @@
-"""Strict conversion of plain dicts to dataclasses: unknown keys, wrong types and values out of range are errors.
+"""Conversion of plain data to annotated types, and the refusals of configurations that do not fit.
 
 A dataclass is the schema: its annotations are the types, its field metadata the bounds (:func:`bounded`), and its
-optional ``check()`` covers what annotations cannot express. This module does not import torch, so checks are fast.
+optional ``check()`` covers what annotations cannot express. :class:`Conversion` is the one walk over annotations; as it
+stands it is strict, as a configuration must be, and :mod:`kvbench.results.typed` reads JSON records with it. This
+module does not import torch, so checks are fast.
 """
 
 from __future__ import annotations
@@ -14,12 +16,22 @@ import math
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, NamedTuple, TypeVar, Union
 
 from kvbench.errors import ConfigError, RangeError, cut_text, few, nearest
 
 T = TypeVar("T")
 
+
+#: scalar types in words, each with a value as one would type it
+SCALARS: dict[Any, tuple[str, str]] = {
+    int: ("a whole number", "1"),
+    float: ("a number", "0.5"),
+    bool: ("true or false", "true"),
+    str: ("text", "name"),
+    type(None): ("null", "null"),
+}
+LISTS, GROUPS = (list, tuple, Sequence), (dict, Mapping)
 #: names of the bounds in a field's metadata
 BOUNDS = frozenset({"minimum", "maximum", "above"})
 #: upper bounds of sizes: a larger number is a typing error that would otherwise end in a memory error much later
@@ -28,6 +40,7 @@ MOST_ROWS = 2**16
 MOST_GIB = 2**20
 #: upper bound of seeds, and of every whole number without a bound of its own
 MOST = 2**32 - 1
+_UNBOUNDED: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def bounded(
@@ -45,9 +58,175 @@ def bounded(
     """
     limits = {"minimum": minimum, "maximum": maximum, "above": above}
     metadata = {name: limit for name, limit in limits.items() if limit is not None}
-    if default is dataclasses.MISSING:
-        return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+@functools.cache
+def taken_apart(hint: Any) -> tuple[bool, Any, Any, tuple[Any, ...]]:
+    """Take an annotation apart, once for each.
+
+    Returns:
+        Whether it is that of one type or None; the annotation of that type; what this is: a class, ``Literal``,
+        ``Any``, or ``Union`` of several types; and what it is made of.
+    """
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return taken_apart(args[0])
+    if origin in (Union, types.UnionType):
+        members = [one for one in args if one is not type(None)]
+        return (True, *taken_apart(members[0])[1:]) if len(members) == 1 else (False, hint, Union, args)
+    return False, hint, origin or hint, args
+
+
+class Field(NamedTuple):
+    """A field that a dataclass's constructor takes."""
+
+    hint: Any
+    metadata: Mapping[str, Any]
+    required: bool
+
+
+@functools.cache
+def fields_of(cls: Any) -> dict[str, Field]:
+    """Return by name the fields that a dataclass's constructor takes."""
+    hints, none = typing.get_type_hints(cls), dataclasses.MISSING
+    return {
+        one.name: Field(hints[one.name], one.metadata, one.default is none and one.default_factory is none)
+        for one in dataclasses.fields(cls)
+        if one.init
+    }
+
+
+def field_names(cls: type) -> list[str]:
+    """Return the names of a dataclass's fields that can be passed to its constructor."""
+    return list(fields_of(cls))
+
+
+class Conversion:
+    """Conversion of plain values, as read from YAML or JSON, to annotated types; a wrong one raises ConfigError.
+
+    A list becomes a tuple and a dict a dataclass, if the annotation says so; a whole number becomes a float. Numbers
+    must be within `limits`, which has any of the keys ``minimum``, ``maximum`` and ``above`` (:func:`bounded`). A
+    subclass may change what fits and which error is raised.
+    """
+
+    #: types that are taken for a list, and the key of its items
+    lists: Any = (list, tuple)
+    item_key = "{}[{}]"
+
+    def convert(self, hint: Any, value: Any, key: str, limits: Mapping[str, Any] = _UNBOUNDED) -> Any:
+        """Check that a value fits a type annotation, and convert it to that type; `key` is its dotted key.
+
+        Raises:
+            ConfigError: the value has the wrong type, is not one of the allowed values, or is out of bounds.
+            TypeError: `hint` is a kind of annotation that is not supported.
+        """
+        null, hint, kind, args = taken_apart(hint)
+        if kind is Any or (null and value is None):
+            return value
+        if kind in SCALARS:
+            if self.fits(kind, value):
+                return self.number(kind, value, key, limits) if kind in (int, float) else value
+        elif kind is Union:
+            return self._member(args, value, key, limits)
+        elif kind is Literal:
+            return self.choice(args, value, key)
+        elif dataclasses.is_dataclass(kind):
+            return value if isinstance(value, kind) else self.build(kind, value, key)  # type: ignore[arg-type]
+        elif kind in LISTS:
+            if isinstance(value, self.lists):
+                return self._items(kind, args, value, key, limits)
+        elif kind in GROUPS:
+            if isinstance(value, Mapping):
+                item = args[1] if len(args) == 2 else Any
+                return {name: self.convert(item, part, join(key, str(name)), limits) for name, part in value.items()}
+        else:
+            raise TypeError(f"{key}: kvbench.util.schema cannot check the annotation {hint!r}")
+        raise self.mistake(hint, value, key, limits)
+
+    def build(self, cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
+        """Construct a dataclass from plain data after checking every key and value; nested ones are built too.
+
+        Fields with a default may be missing in the data, which are dicts, lists and scalars. The prefix is the dotted
+        key of the data in the whole document, for example ``method``.
+
+        Raises:
+            ConfigError: a key is unknown or missing, or a value has the wrong type, is not one of the allowed values or
+                is out of bounds. The message names the dotted key and, where they apply, the value, what is allowed and
+                the closest valid name.
+        """
+        if not isinstance(data, Mapping):
+            raise self.mistake(cls, data, prefix, _UNBOUNDED)
+        fields = fields_of(cls)  # type: ignore[arg-type]
+        for name in data:
+            if name not in fields:
+                self.unknown(cls, str(name), data[name], prefix)
+        values: dict[str, Any] = {}
+        for name, (hint, metadata, required) in fields.items():
+            if name in data:
+                values[name] = self.convert(hint, data[name], f"{prefix}.{name}" if prefix else name, metadata)
+            elif required:
+                raise self.missing(hint, join(prefix, name))
+        return cls(**values)
+
+    def fits(self, kind: type, value: Any) -> bool:
+        """Return True if a value has a scalar type; True and False are no numbers."""
+        return isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
+
+    def number(self, kind: type, value: Any, key: str, limits: Mapping[str, Any]) -> Any:
+        """Return a number as the annotation has it; raise RangeError if it is out of bounds."""
+        return _within(kind(value), key, limits)
+
+    def choice(self, choices: tuple[Any, ...], value: Any, key: str) -> Any:
+        """Return a value if it is one of the choices."""
+        # 1 == True in Python, so the type is compared too
+        if any(value == choice and type(value) is type(choice) for choice in choices):
+            return value
+        raise ConfigError(
+            key, shown_yaml(value), "is not one of the choices", allowed=[shown_yaml(one) for one in choices]
+        )
+
+    def mistake(self, hint: Any, value: Any, key: str, limits: Mapping[str, Any]) -> Exception:
+        """Return the error about a value of the wrong type."""
+        if dataclasses.is_dataclass(hint):
+            problem = "must be a group of keys, not a single value"
+            return ConfigError(key, value, problem, allowed=field_names(hint))  # type: ignore[arg-type]
+        return ConfigError(
+            key, shown_yaml(value), f"must be {describe_type(hint)}", hint=f"try {_instead(hint, value, key, limits)}"
+        )
+
+    def missing(self, hint: Any, key: str) -> Exception:
+        """Return the error about a missing key."""
+        return ConfigError(key, None, "is missing", hint=f"set a value, for example {key}={example(hint)}")
+
+    def unknown(self, cls: type, name: str, value: Any, prefix: str) -> None:
+        """Refuse a key that is no field of a dataclass."""
+        raise unknown(join(prefix, name), value, f"no such key{_undecorated(cls)}", field_names(cls))
+
+    def _member(self, args: tuple[Any, ...], value: Any, key: str, limits: Mapping[str, Any]) -> Any:
+        for member in args:
+            try:
+                return self.convert(member, value, key, limits)
+            except ConfigError as error:
+                if isinstance(error, RangeError):
+                    raise  # the type is right: the message about the bounds is clearer
+        raise ConfigError(key, shown_yaml(value), f"must be {_either(args)}")
+
+    def _items(self, kind: Any, args: tuple[Any, ...], value: Sequence[Any], key: str, limits: Any) -> Any:
+        hints: Iterable[Any] = (args[0] if args else Any,) * len(value)
+        if kind is tuple and args and args[-1] is not Ellipsis:
+            if len(value) != len(args):
+                raise ConfigError(key, list(value), f"must have exactly {len(args)} items, not {len(value)}")
+            hints = args
+        items = (
+            self.convert(hint, part, self.item_key.format(key, number), limits)
+            for number, (hint, part) in enumerate(zip(hints, value, strict=True))
+        )
+        return tuple(items) if kind is tuple else list(items)
+
+
+_strict = Conversion()
+build, convert = _strict.build, _strict.convert
 
 
 def check_bounds(tree: Any, prefix: str) -> None:
@@ -55,47 +234,9 @@ def check_bounds(tree: Any, prefix: str) -> None:
 
     For dataclasses that were made without :func:`build`. Fields without bounds are not looked at.
     """
-    hints = _hints(type(tree))  # type: ignore[arg-type]
-    for field in dataclasses.fields(tree):
-        if field.init and not BOUNDS.isdisjoint(field.metadata):
-            convert(hints[field.name], getattr(tree, field.name), join(prefix, field.name), field.metadata)
-
-
-def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
-    """Construct a dataclass from plain data after checking every key and value; nested dicts become nested dataclasses.
-
-    Fields with a default may be missing in the data, which are dicts, lists and scalars as read from YAML. The prefix
-    is the dotted key of the data in the whole configuration, for example ``method``.
-
-    Raises:
-        ConfigError: a key is unknown or missing, or a value has the wrong type, is not one of the allowed values or is
-            out of bounds. The message names the dotted key and, where they apply, the value, what is allowed and the
-            closest valid name.
-    """
-    if not isinstance(data, Mapping):
-        raise ConfigError(prefix, data, "must be a group of keys, not a single value", allowed=field_names(cls))
-    names = field_names(cls)
-    for key in data:
-        if key not in names:
-            raise unknown(join(prefix, str(key)), data[key], f"no such key{_undecorated(cls)}", names)
-    hints = _hints(cls)  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if not field.init:
-            continue
-        key = join(prefix, field.name)
-        if field.name in data:
-            values[field.name] = convert(hints[field.name], data[field.name], key, field.metadata)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(
-                key, None, "is missing", hint=f"set a value, for example {key}={example(hints[field.name])}"
-            )
-    return cls(**values)
-
-
-@functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    for name, field in fields_of(type(tree)).items():  # type: ignore[arg-type]
+        if not BOUNDS.isdisjoint(field.metadata):
+            convert(field.hint, getattr(tree, name), join(prefix, name), field.metadata)
 
 
 def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str = "") -> ConfigError:
@@ -104,11 +245,10 @@ def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str 
     The last part of the dotted key is compared with `names`. `problem` is, for example, ``no such key``; a `hint` is
     shown in place of the closest name.
     """
-    names = list(names)
-    near = nearest(key.rsplit(".", 1)[-1], names)
+    names, last = list(names), key.rsplit(".", 1)[-1]
+    near = nearest(last, names)
     hint = hint or (f"did you mean '{near}'?" if near else "run python -m kvbench --help for a list of groups and keys")
-    allowed = few(names, key.rsplit(".", 1)[-1]) if names else "nothing"
-    return ConfigError(key, _shown_yaml(value), problem, allowed=allowed, hint=hint)
+    return ConfigError(key, shown_yaml(value), problem, allowed=few(names, last) if names else "nothing", hint=hint)
 
 
 def _undecorated(cls: type) -> str:
@@ -145,143 +285,65 @@ def load_class(key: str, target: Any, example: str) -> type:
     return cls
 
 
-def field_names(cls: type) -> list[str]:
-    """Return the names of a dataclass's fields that can be passed to its constructor."""
-    return [field.name for field in dataclasses.fields(cls) if field.init]
-
-
 def join(prefix: str, name: str) -> str:
     """Return the dotted key of `name` in the group `prefix`: ``prefix.name``, or `name` alone if `prefix` is empty."""
     return f"{prefix}.{name}" if prefix else name
 
 
-def convert(hint: Any, value: Any, key: str, limits: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
-    """Check that a plain value as read from YAML fits a type annotation, and convert it to that type.
-
-    A list becomes a tuple and a dict a dataclass, if the annotation says so; a whole number becomes a float. Numbers
-    must be within `limits`, which has any of the keys ``minimum``, ``maximum`` and ``above`` (:func:`bounded`).
-
-    Raises:
-        ConfigError: the value has the wrong type, is not one of the allowed values, or is out of bounds.
-        TypeError: `hint` is a kind of annotation that is not supported.
-    """
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        return _convert_union(args, value, key, limits)
-    if origin is typing.Annotated:
-        return convert(args[0], value, key, limits)
-    if hint is type(None):
-        if value is None:
-            return None
-    elif origin is Literal:
-        # 1 == True in Python, so the type is compared too
-        if any(value == choice and type(value) is type(choice) for choice in args):
-            return value
-        raise ConfigError(key, _shown_yaml(value), "is not one of the choices", allowed=[_shown_yaml(a) for a in args])
-    elif dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else build(hint, value, key)  # type: ignore[arg-type]
-    elif hint is bool:
-        if isinstance(value, bool):
-            return value
-    elif hint is int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return _within(value, key, limits)
-    elif hint is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return _within(float(value), key, limits)
-    elif hint is str:
-        if isinstance(value, str):
-            return value
-    elif (hint if origin is None else origin) in (list, tuple, Sequence):
-        if isinstance(value, (list, tuple)):
-            return _convert_items(origin or hint, args, value, key, limits)
-    elif (hint if origin is None else origin) in (dict, Mapping):
-        if isinstance(value, Mapping):
-            item = args[1] if len(args) == 2 else Any
-            return {name: convert(item, part, join(key, str(name)), limits) for name, part in value.items()}
-    else:
-        raise TypeError(f"{key}: kvbench.util.schema cannot check the annotation {hint!r}")
-    raise ConfigError(
-        key, _shown_yaml(value), f"must be {describe_type(hint)}", hint=f"try {_instead(hint, value, key, limits)}"
-    )
-
-
 def _instead(hint: Any, value: Any, key: str, limits: Mapping[str, Any]) -> str:
     """Return what to type in place of a value of the wrong type: of a fraction, the whole numbers on either side."""
-    if hint is int and isinstance(value, float) and abs(value) < MOST:
-        low, high = limits.get("minimum", -MOST), limits.get("maximum", MOST)
-        near = [number for number in (math.floor(value), math.ceil(value)) if low <= number <= high]
-        if near:
-            return " or ".join(f"{key}={number}" for number in dict.fromkeys(near))
-    if hint is int:
-        return f"{key}={max(1, limits.get('minimum', 1))}"
-    return f"{key}={example(hint)}"
-
-
-def _convert_union(args: tuple[Any, ...], value: Any, key: str, limits: Mapping[str, Any]) -> Any:
-    if value is None and type(None) in args:
-        return None
-    members = [arg for arg in args if arg is not type(None)]
-    if len(members) == 1 and value is not None:  # Optional[...]: the message about the inner type is clearer
-        return convert(members[0], value, key, limits)
-    for member in members:
-        try:
-            return convert(member, value, key, limits)
-        except ConfigError as error:
-            if isinstance(error, RangeError):
-                raise  # the type is right: the message about the bounds is clearer
-    raise ConfigError(key, _shown_yaml(value), f"must be {_either(args)}")
-
-
-def _convert_items(origin: Any, args: tuple[Any, ...], value: Sequence[Any], key: str, limits: Any) -> Any:
-    if origin is tuple and args and args[-1] is not Ellipsis:
-        if len(value) != len(args):
-            raise ConfigError(key, list(value), f"must have exactly {len(args)} items, not {len(value)}")
-        return tuple(convert(a, v, f"{key}[{i}]", limits) for i, (a, v) in enumerate(zip(args, value, strict=True)))
-    item = args[0] if args else Any
-    items = [convert(item, part, f"{key}[{i}]", limits) for i, part in enumerate(value)]
-    return tuple(items) if origin is tuple else items
+    if hint is not int:
+        return f"{key}={example(hint)}"
+    low, high = limits.get("minimum", -MOST), limits.get("maximum", MOST)
+    ends = (math.floor(value), math.ceil(value)) if isinstance(value, float) and abs(value) < MOST else ()
+    near = [f"{key}={number}" for number in dict.fromkeys(ends) if low <= number <= high]
+    return " or ".join(near) or f"{key}={max(1, low)}"
 
 
 def _within(value: Any, key: str, limits: Mapping[str, Any]) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise RangeError(key, value, "must be a finite number")
-    low, high, above = limits.get("minimum"), limits.get("maximum"), limits.get("above")
+    low, above, high = (limits.get(name) for name in ("minimum", "above", "maximum"))
     if isinstance(value, int) and abs(value) > MOST and (high is None or value < 0):
         value_shown = cut_text(str(value)) if value.bit_length() < 1000 else "(a number of more than 300 digits)"
         raise RangeError(key, value_shown, "is too large", allowed=f"at most {MOST if high is None else high}")
-    span = []
-    if low is not None:
-        span.append(f"at least {low}")
-    if above is not None:
-        span.append(f"greater than {above}")
-    if high is not None:
-        span.append(f"at most {high}")
-    allowed = " and ".join(span) if len(span) > 1 else ""  # the problem names a single bound
-    if low is not None and value < low:
-        raise RangeError(key, value, f"must be at least {low}", allowed=allowed)
-    if above is not None and value <= above:
-        raise RangeError(key, value, f"must be greater than {above}", allowed=allowed)
-    if high is not None and value > high:
-        raise RangeError(key, value, f"must be at most {high}", allowed=allowed)
+    bounds = [
+        (f"at least {low}", low is None or value >= low),
+        (f"greater than {above}", above is None or value > above),
+        (f"at most {high}", high is None or value <= high),
+    ]
+    for text, kept in bounds:
+        if not kept:
+            span = [text for (text, _), limit in zip(bounds, (low, above, high), strict=True) if limit is not None]
+            allowed = " and ".join(span) if len(span) > 1 else ""  # the problem names a single bound
+            raise RangeError(key, value, f"must be {text}", allowed=allowed)
     return value
 
 
 def describe_type(hint: Any) -> str:
     """Return a type annotation in words for error messages, such as ``a whole number`` or ``one of auto, cpu``."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    if hint in words:
-        return words[hint]
-    if origin is Literal:
-        return ("one of " if len(args) > 1 else "") + ", ".join(_shown_yaml(a) for a in args)
-    if origin in (Union, types.UnionType):
-        return _either(args)
-    if (hint if origin is None else origin) in (list, tuple, Sequence):
-        return "a list" + (f" of {describe_type(args[0])}" if args else "")
-    return "a group of keys"
+    return _named(hint)[0]
+
+
+def example(hint: Any) -> str:
+    """Return a sample value for a type annotation, as one would type it on the command line, such as ``0.5``."""
+    return _named(hint)[1]
+
+
+def _named(hint: Any) -> tuple[str, str]:
+    """Return an annotation in words, and a sample value."""
+    null, inner, kind, args = taken_apart(hint)
+    if null:
+        return f"{describe_type(inner)} or null", example(inner)
+    if kind in SCALARS:
+        return SCALARS[kind]
+    if kind is Literal:
+        return ("one of " if len(args) > 1 else "") + ", ".join(shown_yaml(one) for one in args), shown_yaml(args[0])
+    if kind is Union:
+        return _either(args), example(args[0])
+    if kind in LISTS:
+        return (f"a list of {describe_type(args[0])}", f"[{example(args[0])}]") if args else ("a list", "[...]")
+    return "a group of keys", "{...}"
 
 
 def _either(hints: Sequence[Any]) -> str:
@@ -289,22 +351,7 @@ def _either(hints: Sequence[Any]) -> str:
     return " or ".join(describe_type(hint) for hint in hints if hint is not int or float not in hints)
 
 
-def example(hint: Any) -> str:
-    """Return a sample value for a type annotation, as one would type it on the command line, such as ``0.5``."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    plain = {int: "1", float: "0.5", bool: "true", str: "name", type(None): "null"}
-    if hint in plain:
-        return plain[hint]
-    if origin is Literal:
-        return _shown_yaml(args[0])
-    if origin in (Union, types.UnionType):
-        return example(args[0])
-    if (hint if origin is None else origin) in (list, tuple, Sequence):
-        return f"[{example(args[0])}]" if args else "[...]"
-    return "{...}"
-
-
-def _shown_yaml(value: Any) -> str:
+def shown_yaml(value: Any) -> str:
     """Return `value` as it is written in YAML and on the command line."""
     if value is None:
         return "null"

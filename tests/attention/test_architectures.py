@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from kvbench.bench.predict_bytes import CacheShape
+from kvbench.bench.prediction import CacheShape
 from kvbench.cache import Prompts
 from kvbench.decoding.passes import prefill
 from kvbench.errors import ConfigError, ModelError

@@ -51,7 +51,7 @@ def test_a_model_without_dimensions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not contain the keys of a model"):
         choices.shape_of(str(tmp_path / "list.yaml"))
     with pytest.raises(ConfigError, match="cannot be read"):
-        choices.read_model_config(tmp_path / "absent.yaml")
+        choices.read_model_file(tmp_path / "absent.yaml")
 
 
 def test_defaults_of_the_commands() -> None:
@@ -60,7 +60,7 @@ def test_defaults_of_the_commands() -> None:
         vars(parser.parse_args([name])) for name in ("kernel", "quantize", "products", "predict")
     )
     shared = {"quick": False, "out": None, "name": None, "skip": 0, "seconds": 0.25}
-    contexts = ["4k", "32k", "128k"]
+    contexts = [4096, 32768, 131072]
     assert kernel == shared | {
         "command": "kernel", "models": ["7b", "8b"], "formats": None, "contexts": contexts, "batches": [1],
         "q_len": [1], "points": None, "dtype": "float16", "path": "auto", "no_baselines": False, "check_heads": 2,
@@ -73,7 +73,6 @@ def test_defaults_of_the_commands() -> None:
     assert products == shared | {
         "command": "products", "models": ["llama2-7b", "llama3.1-8b"], "dtype": "bfloat16", "compiled": False,
         "bits": [4, 16], "rows": [1, 2, 5, 8, 16],
-        "contexts": [],
     }  # fmt: skip
     assert predict == {
         "command": "predict", "model": ["llama2-7b"], "methods": ["fp16", "kivi:int4", "kivi:int2"],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.bench import baselines, ceiling, clock
+from kvbench.bench import clock, kernel
 from kvbench.bench.clock import Time
 
 
@@ -76,27 +76,27 @@ def test_reads_grow_as_long_as_memory_lasts(monkeypatch: pytest.MonkeyPatch) -> 
         return SimpleNamespace(device=device)
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (96 * mib, 0))
-    monkeypatch.setattr(ceiling.torch, "zeros", zeros)
-    monkeypatch.setattr(ceiling, "reader", lambda device: ("triton", lambda x: None))
-    monkeypatch.setattr(ceiling, "copies", lambda size: 2)
+    monkeypatch.setattr(clock.torch, "zeros", zeros)
+    monkeypatch.setattr(clock, "fastest_reader", lambda device: ("triton", lambda x: None))
+    monkeypatch.setattr(clock, "copies", lambda size: 2)
     timed: list[tuple[int, float]] = []
 
     def replayed(calls: list[Any], seconds: float) -> Time:
         timed.append((len(calls), seconds))
         return Time(10.0 * len(timed), 0.0, 0.0, 1)
 
-    monkeypatch.setattr(ceiling, "replayed", replayed)
-    reads = ceiling.measure_ceiling(0.3)
+    monkeypatch.setattr(clock, "replayed", replayed)
+    reads = clock.measure_ceiling(0.3)
     assert reads.points == [(4 * mib, 10.0), (16 * mib, 20.0), (64 * mib, 30.0)]  # 64 MiB and half as much again fit
     assert buffers == [(size * mib // 4, torch.int32) for size in (4, 4, 16, 16, 64, 64)]
     assert timed == [(2, 0.3)] * 3 and reads.kernel == "triton"
-    assert ceiling.SIZES == (4, 16, 64, 256, 1024, 4096)
+    assert clock.SIZES == (4, 16, 64, 256, 1024, 4096)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (383 * mib, 0))
-    assert [size for size, _ in ceiling.measure_ceiling().points] == [4 * mib, 16 * mib, 64 * mib]
+    assert [size for size, _ in clock.measure_ceiling().points] == [4 * mib, 16 * mib, 64 * mib]
 
 
 def test_a_ceiling_as_plain_data() -> None:
-    reads = ceiling.Ceiling([(2000, 1.0), (8000, 2.0)], "torch.sum")
+    reads = clock.Ceiling([(2000, 1.0), (8000, 2.0)], "torch.sum")
     assert reads.as_dict() == {
         "GB_s": 4.0,
         "kernel": "torch.sum",
@@ -107,5 +107,5 @@ def test_a_ceiling_as_plain_data() -> None:
 
 def test_the_fastest_back_end_that_ran_is_the_best() -> None:
     found = {"a": Time(5.0, 1.0, 9.0, 3), "b": Time(3.0, 2.0, 9.0, 3), "c": "no kernel"}
-    assert baselines.fastest_backend(found) == ("b", 3.0)
-    assert baselines.fastest_backend({"c": "no kernel"}) is None is baselines.fastest_backend({})
+    assert kernel.best_baseline(found) == ("b", 3.0)
+    assert kernel.best_baseline({"c": "no kernel"}) is None is kernel.best_baseline({})

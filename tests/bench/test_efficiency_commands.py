@@ -12,9 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvbench.bench import __main__ as command
-from kvbench.bench import capacity as capacity_command
-from kvbench.bench import points
-from kvbench.measure import capacity
+from kvbench.bench import capacity, points, report
 from kvbench.measure.meter import How, Meter
 from kvbench.methods.load import load_method
 from kvbench.models.load import byte_tokenizer
@@ -72,16 +70,15 @@ def test_processes_measure_the_same_points_in_orders_of_their_own(tmp_path, caps
 def test_points_in_a_random_order():
     def shuffled(seed: int) -> list[tuple[str, int]]:
         rows: list[dict] = []
-        methods = [
-            (SimpleNamespace(text=name), SimpleNamespace(detach=lambda model: None)) for name in ("fp16", "kivi")
-        ]
-        measuring = points.PointsBench.__new__(points.PointsBench)  # without the model
+        methods = [(name, SimpleNamespace(detach=lambda model: None)) for name in ("fp16", "kivi")]
+        measuring = points.PointBench.__new__(points.PointBench)  # without the model
         vars(measuring).update(
             args=SimpleNamespace(shuffle=seed, eager=False, graphs="never", compile=False, baselines=()),
-            methods=methods, model=None, grid=Efficiency(prompts=(20, 30, 40), batches=(1,)), add=rows.append,
-            meter=lambda method, graphs: None, _attempt=lambda measure, prompt, batch: {"prompt": prompt},
+            methods=methods, model=None, grid=Efficiency(prompts=(20, 30, 40), batches=(1,)),
+            add=lambda start, measure, point: rows.append({**start, "prompt": point.prompt}),
+            meter=lambda method, graphs: None,
         )  # fmt: skip
-        measuring.measure()
+        measuring.measure_all()
         return [(row["setting"], row["prompt"]) for row in rows]
 
     first, again, other = shuffled(1), shuffled(1), shuffled(2)
@@ -104,15 +101,15 @@ def test_a_shuffled_measurement_records_the_machine_and_why_there_is_no_energy(t
 
 
 def test_capacity_by_formula():
-    assert capacity.by_formula(1000, 300, 90, 100) == 6
-    assert capacity.by_formula(100, 300, 90, 100) == 0
+    assert capacity.fit_by_formula(1000, 300, 90, 100) == 6
+    assert capacity.fit_by_formula(100, 300, 90, 100) == 0
 
 
 def test_capacity_by_allocation(monkeypatch):
     """Caches are allocated until memory runs out, here after three, or until there are enough."""
     gc.unfreeze()  # the census counts tensors that the collector knows, also the weights that files share
     meter = Meter(model(), byte_tokenizer(), load_method("kivi", residual=32), How(new_tokens=8, fill="random"))
-    stored, room = capacity._stored, [0]
+    stored, room = capacity.stored_sequence, [0]
 
     def limited(meter, prompt):
         room[0] -= 1
@@ -120,20 +117,20 @@ def test_capacity_by_allocation(monkeypatch):
             raise MemoryError("no more")
         return stored(meter, prompt)
 
-    monkeypatch.setattr(capacity, "_stored", limited)
+    monkeypatch.setattr(capacity, "stored_sequence", limited)
     weights = capacity.weight_bytes(meter.model)
     room[0] = 1 + 3
-    row = capacity.measure_capacity(meter, 64, 10**7, 99)
+    row = capacity.sequences_that_fit(meter, 64, 10**7, 99)
     assert (row["status"], row["allocated"], row["ended"], row["weights"]) == ("ok", 3, "memory", weights)
     assert row["by_formula"] == max((10**7 - weights - row["workspace"]) // row["per_sequence"], 0)
     cache = stored(meter, 64)
     assert row["per_sequence"] == cache.bill().reserved.total and row["workspace"] > 0
     room[0] = 99
-    assert capacity.measure_capacity(meter, 64, 10**7, 2)["ended"] == "bound"
+    assert capacity.sequences_that_fit(meter, 64, 10**7, 2)["ended"] == "bound"
     room[0] = 0
-    row = capacity.measure_capacity(meter, 64, 10**7, 2)
+    row = capacity.sequences_that_fit(meter, 64, 10**7, 2)
     assert (row["status"], row["allocated"]) == ("oom", 0) and "by_formula" not in row
-    assert capacity_command._capacity_cells({**row, "setting": "kivi"})[-2:] == [0, "oom"]
+    assert capacity.capacity_cells({**row, "setting": "kivi"})[-2:] == [0, "oom"]
 
 
 def test_capacity_within_a_limit_of_memory(tmp_path, capsys):
@@ -234,14 +231,20 @@ def test_a_slip_in_a_setting_is_told_before_the_missing_gpu(capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "out", "name"),
+    ("out", "name", "path"),
     [
-        (["tpot", "--out", "a/tp.json"], "a", "tp"),
-        (["tpot", "--out", "a"], "a", None),
-        (["latency", "--out", "a/l.json"], "a/l.json", None),
-        (["latency", "--out", "a"], "a/latency.json", None),
+        ("a/tp.json", None, "a/tp.json"),
+        ("a", None, "a/tpot.json"),
+        ("a", "tp", "a/tp.json"),
+        (None, None, "results/cpu/tpot.json"),
     ],
 )
-def test_out_is_a_folder_or_a_json_file_of_every_command(given, out, name):
-    args = argparse.Namespace(command=given[0], out=Path(given[2]), name=None)
-    assert command._output_path(argparse.ArgumentParser(), args) == Path(out) and args.name == name
+def test_out_is_a_folder_or_a_json_file_of_every_command(out, name, path, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    args = argparse.Namespace(out=out and Path(out), name=name)
+    assert report.json_file(args, "tpot") == Path(path)
+    del args.name  # latency and goodput have none
+    assert name or report.json_file(args, "tpot") == Path(path)
+    with pytest.raises(SystemExit):
+        command.main(["tpot", "--out", "a/tp.json", "--name", "b"])
+    assert "--out a/tp.json already names the file, so --name b cannot" in capsys.readouterr().err

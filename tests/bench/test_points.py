@@ -10,10 +10,8 @@ import torch
 
 import kvbench.measure.meter as measuring
 from kvbench.bench import __main__ as command
-from kvbench.bench import points, report
-from kvbench.bench.columns import COLUMNS, HEAD, point_cells, table_of
-from kvbench.bench.command import COMMANDS, command_preset
-from kvbench.bench.models import check_lengths
+from kvbench.bench import choices, points
+from kvbench.bench.point_table import COLUMNS, HEAD, point_cells, point_table
 from kvbench.errors import ConfigError, ModelError
 from kvbench.measure import point_figures, stock
 from kvbench.methods.cocktail import Cocktail
@@ -21,8 +19,10 @@ from kvbench.models.spec import local_folder
 from kvbench.parallel import launch
 from kvbench.runner.run import answer_run
 from kvbench.tasks.efficiency import STOCK, Efficiency
+from kvbench.util import atomic
 from tests.measure.test_meter import settings
 
+COMMANDS = ("tpot", "prefill", "memory")
 HERE = ["--device", "cpu", "--model", "tiny", "--dtype", "float32"]
 
 
@@ -34,17 +34,17 @@ def rows(folder, *arguments):
 
 
 def test_models_by_name():
-    assert points.model_config("llama2-7b").weights == "random"
-    assert points.model_config("llama3.1-8b", dtype="float16").dtype == "float16"
+    assert choices.model_config("llama2-7b").weights == "random"
+    assert choices.model_config("llama3.1-8b", dtype="float16").dtype == "float16"
     with pytest.raises(ConfigError, match="did you mean 'llama2-7b'"):
-        points.model_config("llama-7b")
-    assert local_folder(points.model_config("tiny").path).is_dir()
+        choices.model_config("llama-7b")
+    assert local_folder(choices.model_config("tiny").path).is_dir()
 
 
 def test_tpot_beside_stock_caches(tmp_path, monkeypatch, capsys):
     # as if a step had been captured: its tokens are then compared with eager ones
-    plain = measuring.time_figures
-    monkeypatch.setattr(measuring, "time_figures", lambda *a, **b: {**plain(*a, **b), "stepping": "graph"})
+    plain = measuring.point_times
+    monkeypatch.setattr(measuring, "point_times", lambda *a, **b: {**plain(*a, **b), "stepping": "graph"})
     computed = rows(
         tmp_path, "tpot", "--settings", "fp16", "kivi:int4:residual=32", "--contexts", "70", "--steps", "4",
         "--baselines", "dynamic", "static", "--eager", "--check", "3",
@@ -80,16 +80,18 @@ def test_bytes_of_a_step_stand_beside_the_ceiling(rate, ceiling, monkeypatch):
 
     tiny = model()
     figures = {"kv_used": {"total": 10**9}, "tpot_s": {"median": 1e-3}, "predicted": {"tpot_s": 5e-4}}
-    unknown = point_figures.moved(tiny, figures)
+    unknown = point_figures.step_traffic(tiny, figures)
     assert unknown["ceiling"] is None and unknown["read_share"] is None and unknown["over_roof"] == 2
     monkeypatch.setattr(point_figures, "device_name", lambda device: "NVIDIA H200")
-    moved = point_figures.moved(tiny, figures, rate)
+    moved = point_figures.step_traffic(tiny, figures, rate)
     weights = sum(p.numel() * p.element_size() for p in tiny.parameters())
     assert 10**9 < moved["read_bytes"] <= 10**9 + weights
     assert moved["GB_s"] == pytest.approx(moved["read_bytes"] / 1e6)
     assert (moved["ceiling"]["kind"], moved["ceiling"]["GB_s"]) == (ceiling[0], pytest.approx(ceiling[1]))
     assert moved["read_share"] == moved["GB_s"] / moved["ceiling"]["GB_s"]
-    assert point_figures.moved(tiny, {**figures, "speculation": {"rounds": 1}}) == {"read_bytes": moved["read_bytes"]}
+    assert point_figures.step_traffic(tiny, {**figures, "speculation": {"rounds": 1}}) == {
+        "read_bytes": moved["read_bytes"]
+    }
 
 
 def test_prefill_beside_stock(tmp_path):
@@ -171,7 +173,7 @@ def test_a_model_without_room_and_a_disk_without_any_are_said(tmp_path, monkeypa
         raise OSError(28, "No space left on device")
 
     given = ["memory", *HERE, "--contexts", "20", "--batches", "1", "--new-tokens", "2", "--out", str(tmp_path)]
-    monkeypatch.setattr(report, "write_json", full)
+    monkeypatch.setattr(atomic, "replace_file", full)
     assert command.main(given) == 1
     assert "cannot be written: [Errno 28]" in capsys.readouterr().err
 
@@ -197,7 +199,9 @@ def test_a_run_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
 def test_presets_are_the_defaults_of_the_commands():
     for name in COMMANDS:
         args = command.bench_parser().parse_args([name])
-        grid = Efficiency(**{key: tuple(v) if isinstance(v, list) else v for key, v in command_preset(name).items()})
+        grid = Efficiency(
+            **{key: tuple(v) if isinstance(v, list) else v for key, v in choices.point_preset(name).items()}
+        )
         assert tuple(args.contexts) == grid.prompts and args.new_tokens == grid.new_tokens
         assert (args.repeats, args.untimed, args.fill, args.compare) == (
             grid.repeats, grid.untimed, grid.fill, grid.compare
@@ -213,9 +217,9 @@ def test_tables_stand_by_prompt_and_a_failed_point_says_why():
         assert point_cells({**row, "bytes_asked": 3 << 29}, name, [row])[-1] == "oom in prefill, 1.50 GiB asked for"
         assert point_cells(row, name, [row])[-1] == "oom in prefill"
     short = {**row, "prompt": 128, "setting": "kivi"}
-    texts = table_of([row, short], "tpot").splitlines()
+    texts = point_table([row, short], "tpot").splitlines()
     assert texts[2].startswith("kivi") and texts[3].startswith("fp16")
-    assert table_of([row, short], "memory").splitlines()[2].startswith("fp16")
+    assert point_table([row, short], "memory").splitlines()[2].startswith("fp16")
 
 
 def bench(*words, **parts):
@@ -229,11 +233,11 @@ def test_options_reach_the_meter(monkeypatch):
     words += ["--prefill-chunk", "64", "--prefill-rows", "all", "--new-tokens", "9"]
     for name, census in (("memory", True), ("prefill", True), ("tpot", False)):
         own = bench(name, *words, read_rate=5.0, model="m", loaded=SimpleNamespace(tokenizer="t"))
-        model, tokenizer, method, how = points.PointsBench.meter(own, "method", "always")
+        model, tokenizer, method, how = points.PointBench.meter(own, "method", "always")
         assert (model, tokenizer, method, how.graphs, how.census) == ("m", "t", "method", "always", census)
         assert (how.seed, how.options.kernels, how.compare, how.repeats, how.untimed) == (3, "triton", 2, 4, 1)
         assert (how.compile, how.prefill_chunk, how.prefill_rows, how.new_tokens) == (True, 64, None, 9)
-        assert how.read_rate == 5.0 and points.PointsBench.meter(own, "method")[3].graphs == "never"
+        assert how.read_rate == 5.0 and points.PointBench.meter(own, "method")[3].graphs == "never"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +253,7 @@ def test_stock_comes_first_and_each_setting_is_detached(words, ways):
     events = []
 
     def setting(name):
-        return SimpleNamespace(text=name), SimpleNamespace(detach=lambda model: events.append(f"-{name}"))
+        return name, SimpleNamespace(detach=lambda model: events.append(f"-{name}"))
 
     pairs = [setting("a"), setting("b")]
     own = bench(
@@ -257,8 +261,8 @@ def test_stock_comes_first_and_each_setting_is_detached(words, ways):
         meter=lambda method, graphs="never": SimpleNamespace(stock_point=lambda *given: {}),
         _grid=lambda start, measure: events.append((start["setting"], start.get("graphs"))),
     )  # fmt: skip
-    own._ways = partial(points.PointsBench._ways, own)
-    points.PointsBench.measure(own)
+    own._ways = partial(points.PointBench._ways, own)
+    points.PointBench.measure_all(own)
     per_setting = [[*((name, way) for way in ways for _ in [0])] for name in "ab"]
     assert [event for event in events if not isinstance(event, str)] == [
         ("dynamic", None), ("static", None), *per_setting[0], *per_setting[1]
@@ -275,7 +279,7 @@ def test_an_attempt_that_fails_is_a_record(monkeypatch):
         def measure(prompt, batch):
             raise error
 
-        return points.PointsBench._attempt(own, measure, 64, 2)
+        return points.PointBench.attempt(own, measure, 64, 2)
 
     row = attempt(RuntimeError("no\n  such kernel"))
     assert row == {
@@ -284,17 +288,17 @@ def test_an_attempt_that_fails_is_a_record(monkeypatch):
     }  # fmt: skip
     row = attempt(torch.OutOfMemoryError("Tried to allocate 1.00 GiB"))
     assert (row["status"], row["bytes_asked"]) == ("oom", 2**30) and released == ["cpu"] * 2
-    assert points.PointsBench._attempt(own, lambda prompt, batch: {"at": (prompt, batch)}, 64, 2) == {"at": (64, 2)}
+    assert points.PointBench.attempt(own, lambda prompt, batch: {"at": (prompt, batch)}, 64, 2) == {"at": (64, 2)}
     with pytest.raises(ModelError):
         attempt(ModelError("yours"))
     assert len(released) == 2
 
 
-def test_a_pretrained_model_has_a_longest_sequence():
+def test_a_pretrained_model_has_a_longest_sequence(monkeypatch):
     def check(contexts, new, random):
         loaded = SimpleNamespace(random_weights=random, max_length=4096)
-        own = bench("tpot", "--contexts", *contexts, "--new-tokens", new, loaded=loaded)
-        check_lengths(loaded, max(own.args.contexts), own.args)
+        monkeypatch.setattr(points, "load_model", lambda *given: loaded)
+        assert points.loaded_model(bench("tpot", "--contexts", *contexts, "--new-tokens", new).args) is loaded
 
     check(["64", "4000"], "96", False)
     check(["64", "8k"], "96", True)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from kvbench.bench import __main__ as command
-from kvbench.bench import predict_bytes
+from kvbench.bench import prediction
 from kvbench.bench.choices import method_of, shape_of, share
-from kvbench.bench.predict import Row, draft_weights, times_table
+from kvbench.bench.predict import shown_predictions
+from kvbench.bench.prediction import PredictedRow, draft_weights
 from kvbench.methods import load_method
 from kvbench.profiling.intensity import speculative_speed_up
 from kvbench.profiling.roofline import Shape
@@ -141,14 +142,14 @@ def test_throughput_of_a_generation_and_the_largest_batch(tmp_path):
 
 def test_columns_of_the_table(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")  # wide enough for one block
-    row = Row(
+    row = PredictedRow(
         model="m", gpu="g", method="kivi", batch=2, context=7, new_tokens=3, ttft_s=1.5, tpot_s=0.002,
         expected_tpot_s=0.003, over_fp16=1.25, tokens_per_s=9.5, bound="memory", prefill_bound="compute", kv_share=0.5,
         weight_bytes=1, kv_bytes=2**31, kv_bytes_per_step=1, kv_of_fp16=0.25, decode_peak_bytes=3 * 2**30,
         prefill_peak_bytes=2**32, fits=False, max_batch=1,
     )  # fmt: skip
-    args = command.bench_parser(measuring=False).parse_args(["predict"])
-    text = times_table([row], args)
+    args = command.bench_parser("predict").parse_args(["predict"])
+    text = shown_predictions([row], args)
     (line,) = [line for line in text.splitlines() if line.startswith("m ")]
     assert [cell for cell in line.split() if cell not in ("m", "g", "kivi", "7")] == [
         *("2 1.50 2.00 3.00 1.25 9.50 memory 50.0".split()),
@@ -156,7 +157,7 @@ def test_columns_of_the_table(capsys, monkeypatch):
     ]
     assert "11 per layer" in text and "prompts read in groups" in text and "Speculation" not in text
     args.prefill_rows, args.acceptance = None, 0.75
-    text = times_table([replace(row, draft_s=1.0)], args)
+    text = shown_predictions([replace(row, draft_s=1.0)], args)
     assert "all prompts read together" in text and "acceptance of 0.75" in text
 
 
@@ -278,8 +279,7 @@ def test_bytes_of_a_hybrid_are_those_of_the_formats_that_suit_it():
         form = {"format": "octave_k3v4"} if name == "engine" else {}
         methods = {str(more): load_method(name, **form, **more) for more in ({}, *options)}
         own, same, other = (
-            row.kv_bytes
-            for row in predict_bytes.predict_byte_rows("a hybrid", numbers, methods, [100], [1], new_tokens=1)
+            row.kv_bytes for row in prediction.predicted_bytes("a hybrid", numbers, methods, [100], [1], new_tokens=1)
         )
         assert own == same
         assert (own == other) == (name == "turboquant")  # of a hybrid, boundary has no effect

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvbench.bench import __main__ as command
-from kvbench.bench import ceiling, product_ways, products
+from kvbench.bench import clock, products, report
 from kvbench.bench.choices import shape_of
 from kvbench.bench.clock import Time
 from kvbench.linear import int4
@@ -19,15 +19,15 @@ from kvbench.profiling.roofline import Shape
 SHAPE = Shape(hidden=4, intermediate=7, layers=2, query_heads=3, heads=1, channels=2, vocabulary=9)
 
 
-def way(call: Any, matrices: list[torch.Tensor], tolerance: float = 2e-2) -> product_ways.Way:
-    return product_ways.Way("this", 16, call, matrices, 128, tolerance)
+def way(call: Any, matrices: list[torch.Tensor], tolerance: float = 2e-2) -> products.Way:
+    return products.Way("this", 16, call, matrices, 128, tolerance)
 
 
 def test_a_step_has_four_products_a_layer_and_the_head() -> None:
     """Queries, keys and values are one, gate and up too; all together are the layer's linear elements."""
     for name, first in (("llama2-7b", (12288, 4096)), ("llama3.1-8b", (6144, 4096))):
         shape = shape_of(name)
-        sizes = products.products(shape)
+        sizes = products.products_of(shape)
         assert sizes["queries, keys, values"] == first
         assert sizes["down"] == (shape.hidden, shape.intermediate)
         assert sizes.pop("head") == (shape.vocabulary, shape.hidden)
@@ -35,7 +35,7 @@ def test_a_step_has_four_products_a_layer_and_the_head() -> None:
 
 
 def test_the_shape_of_each_product_where_all_differ() -> None:
-    assert products.products(SHAPE) == {
+    assert products.products_of(SHAPE) == {
         "queries, keys, values": (6 + 2 * 2, 4),
         "output": (4, 6),
         "gate, up": (14, 4),
@@ -57,7 +57,7 @@ def test_a_step_takes_its_layers_products_and_one_head() -> None:
     """An implementation that lacks a product has no entry."""
     rows: list[dict[str, Any]] = [
         {"model": "m", "product": what, "rows": 1, "bits": 4, "by": by, "us": 10.0}
-        for what in products.products(SHAPE)
+        for what in products.products_of(SHAPE)
         for by in ("kvbench", "torch")
     ]
     rows[-1] = {key: value for key, value in rows[-1].items() if key != "us"} | {"failed": "no room"}
@@ -72,7 +72,7 @@ def test_a_way_that_fails_is_a_row() -> None:
     def broken(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no\nsuch kernel")
 
-    figures = products.measure_product(way(broken, [torch.ones(4, 8)]), torch.ones(1, 8), torch.ones(4, 8), 0.1)
+    figures = products.timed_product(way(broken, [torch.ones(4, 8)]), torch.ones(1, 8), torch.ones(4, 8), 0.1)
     assert figures == {"failed": "RuntimeError: no such kernel"}
 
 
@@ -80,11 +80,11 @@ def test_a_wrong_product_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> Non
     """Off by more than its tolerance, and NaN."""
     monkeypatch.setattr(products, "replayed", lambda calls, seconds: Time(5.0, 5.0, 5.0, 3))
     x, weight = torch.ones(2, 8), torch.ones(4, 8)
-    good = products.measure_product(way(torch.nn.functional.linear, [weight]), x, weight, 0.1)
+    good = products.timed_product(way(torch.nn.functional.linear, [weight]), x, weight, 0.1)
     assert (good["us"], good["error"], good["bytes"]) == (5.0, 0.0, 128)
     for factor, tolerance in ((0.67, 0.3), (0.996, 3e-3), (float("nan"), 0.3)):
         wrong = way(lambda x, w, by=factor: by * (x @ w.T), [weight], tolerance)  # type: ignore[misc]
-        assert "differs by" in products.measure_product(wrong, x, weight, 0.1)["failed"]
+        assert "differs by" in products.timed_product(wrong, x, weight, 0.1)["failed"]
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -101,10 +101,10 @@ def test_the_command_writes_rows_as_they_come_and_says_whether_all_are_good(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *number: "NVIDIA X")
     monkeypatch.setattr(products, "replayed", lambda calls, seconds: Time(5.0, 5.0, 5.0, 3))
-    monkeypatch.setattr(product_ways, "random_matrix", matrix)
-    monkeypatch.setattr(product_ways.matvec, "launch_matvec", torch.nn.functional.linear)
-    monkeypatch.setattr(products.ceiling, "measure_ceiling", lambda seconds: ceiling.Ceiling([(1000, 1.0)], "triton"))
-    monkeypatch.setattr(products.report, "machine", dict)
+    monkeypatch.setattr(products, "random_matrix", matrix)
+    monkeypatch.setattr(products.matvec, "launch_matvec", torch.nn.functional.linear)
+    monkeypatch.setattr(clock, "measure_ceiling", lambda seconds: clock.Ceiling([(1000, 1.0)], "triton"))
+    monkeypatch.setattr(report, "machine", dict)
     asked = ["products", "--models", "llama2-7b", "--bits", "16", "--rows", "1", "5", "--out", str(tmp_path)]
     assert command.main(asked) == int(broken)
     written = json.loads((tmp_path / "products.json").read_text())
@@ -123,13 +123,13 @@ def test_an_unknown_model_is_said_before_anything_is_measured(
 
 
 def test_random_4_bit_matrices_use_all_codes_and_zeros() -> None:
-    weight = product_ways.random_int4(40, 256, 128, 1, "cpu")
+    weight = products.random_int4(40, 256, 128, 1, "cpu")
     codes, scales, zeros = int4.unpacked(weight)
     assert codes.shape == (40, 256) and set(codes.unique().tolist()) == set(range(16))
     assert scales.dtype == torch.bfloat16 and 0.001 <= float(scales.min()) < float(scales.max()) <= 0.0051
     assert 0 <= int(zeros.min()) < int(zeros.max()) <= 16
     with pytest.raises(RuntimeError, match=r"does not serve 1 rows of torch\.bfloat16 on cpu"):
-        product_ways.kernel_product(torch.ones(1, 256).bfloat16(), weight)
+        products.kernel_product(torch.ones(1, 256).bfloat16(), weight)
 
 
 def test_torch_s_4_bit_product_is_given_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +141,8 @@ def test_torch_s_4_bit_product_is_given_the_same_weights(monkeypatch: pytest.Mon
         lambda nibbles, tiles: given.append(nibbles) or nibbles,
         raising=False,
     )
-    weight = product_ways.random_int4(32, 256, 128, 2, "cpu")
-    params = product_ways.torch_weight(weight)[1].float()
+    weight = products.random_int4(32, 256, 128, 2, "cpu")
+    params = products.torch_weight(weight)[1].float()
     codes = torch.stack([given[0] >> 4, given[0] & 15], -1).flatten(1)
     groups = codes.view(32, 2, 128).float()
     restored = ((groups - 8) * params[..., 0].T[..., None] + params[..., 1].T[..., None]).flatten(1)
@@ -154,10 +154,10 @@ def test_torch_s_4_bit_product_is_given_the_same_weights(monkeypatch: pytest.Mon
 def test_all_implementations_agree() -> None:
     """Small ones, in bf16; torch's have larger errors."""
     for bits in (4, 16):
-        ways, exact = products.prepared(bits, 64, 256, torch.bfloat16, False)
+        ways, exact = products.prepared_ways(bits, 64, 256, torch.bfloat16, False)
         for implementation in ways:
             for rows in (1, 5):
-                x = product_ways.random_matrix(rows, 256, torch.bfloat16, 9, 1.0)
-                figures = products.measure_product(implementation, x, exact, 0.01)
-                assert "failed" not in figures, (implementation.name, rows, figures["failed"])
+                x = products.random_matrix(rows, 256, torch.bfloat16, 9, 1.0)
+                figures = products.timed_product(implementation, x, exact, 0.01)
+                assert "failed" not in figures, (implementation.by, rows, figures["failed"])
                 assert figures["error"] < implementation.tolerance and figures["us"] > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.bench.profile import STEPS, kernel_kind, summed
+from kvbench.bench.profile import STEPS, kernel_kind, summed_kernels
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,11 @@ def test_kinds(name: str, wanted: str) -> None:
 
 def test_sums() -> None:
     """Busy time is all of it; the longest come first."""
-    computed = summed({"decode": [0.5] * 2 * STEPS, "write": [0.25] * STEPS})
+    computed = summed_kernels({"decode": [0.5] * 2 * STEPS, "write": [0.25] * STEPS})
     assert computed["busy_ms"] == 1.25 * STEPS
     assert computed["ms"] == {"attention": STEPS * 1.0, "append": STEPS * 0.25}
     assert computed["kernels"][0] == {"name": "decode", "ms": STEPS * 1.0, "calls": 2.0}
-    many = summed({f"kernel {i}" + "x" * 200: [float(i)] for i in range(20)})
+    many = summed_kernels({f"kernel {i}" + "x" * 200: [float(i)] for i in range(20)})
     assert [row["ms"] for row in many["kernels"]] == [float(i) for i in range(19, 7, -1)]
     assert {len(row["name"]) for row in many["kernels"]} == {120} and many["ms"] == {"elementwise": 190.0}
     assert STEPS == 16

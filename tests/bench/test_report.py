@@ -15,7 +15,7 @@ from kvbench.bench import report
 def test_the_folder_is_named_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert report.result_folder(None) == Path("results/cpu") and report.result_folder(Path("x")) == Path("x")
-    assert set(report.describe_device()) == {"device"}
+    assert set(report.described_device()) == {"device"}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name, folder in (("NVIDIA H200", "h200"), ("NVIDIA RTX A6000", "rtx_a6000"), ("NVIDIA A100-SXM4", "a100_sxm4")):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index, name=name: name)
@@ -28,7 +28,7 @@ def test_the_first_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(report, "driver", lambda: "570.1")
     facts = {"device": "G", "processors": 9, "memory_GiB": 1.5, "L2_MiB": 1.5, "driver": "570.1"}
-    assert report.describe_device() == facts
+    assert report.described_device() == facts
     machine = report.machine()
     assert facts.items() <= machine.items() and machine["versions"]["torch"] == report.version("torch")
     assert set(machine) - set(facts) == {"cuda", "python", "versions", "commit", "date"}
@@ -58,7 +58,7 @@ def test_a_process_is_healthy_as_long_as_cuda_adds(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     ones = torch.ones
     for total, healthy in ((1.0, True), (2.0, False)):
-        monkeypatch.setattr(report.torch, "ones", lambda count, device, total=total: total * ones(count))
+        monkeypatch.setattr(torch, "ones", lambda count, device, total=total: total * ones(count))
         assert report.healthy() is healthy
 
     def broken() -> None:

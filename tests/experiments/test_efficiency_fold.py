@@ -129,7 +129,7 @@ def test_nothing_to_fold_is_said(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_grids_are_commands_of_the_bench(name):
-    from kvbench.bench.points import model_config
+    from kvbench.bench.choices import model_config
     from kvbench.config.setting import parse_setting
 
     args = bench.bench_parser().parse_args(GRIDS[name])

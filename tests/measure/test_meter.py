@@ -17,7 +17,7 @@ from kvbench.decoding.round_times import Round
 from kvbench.errors import ConfigError
 from kvbench.loggers.csv import flat_row
 from kvbench.measure.meter import How, Meter
-from kvbench.measure.point_figures import predicted_figures, time_figures, weight_bytes
+from kvbench.measure.point_figures import point_times, predicted_point, weight_bytes
 from kvbench.methods.load import load_method
 from kvbench.models.load import byte_tokenizer
 from kvbench.results import tables
@@ -323,46 +323,46 @@ def test_a_memory_limit_ends_a_grid_in_a_row(tmp_path):
 
 def test_times_of_steps_and_of_rounds():
     plain = Generation([[1] * 5], [], ["length"], 0.5, [9.0, 1.0, 2.0, 3.0], [4])
-    computed = time_figures(plain, [0.4, 0.5, 0.6], [0.1, 0.1, 0.1], batch=2, new_tokens=5)
+    computed = point_times(plain, [0.4, 0.5, 0.6], [0.1, 0.1, 0.1], batch=2, new_tokens=5)
     assert computed["first_step_s"] == 9.0 and computed["tpot_s"]["median"] == computed["tpot_s"]["mean"] == 2.0
     assert computed["ttft_s"] == 0.6 and computed["prefill_s"] == 0.5 and computed["search_s"] == 0.1
     assert computed["tokens_per_s"] == pytest.approx(2 * 5 / (0.6 + 0.1 + 15.0), abs=1e-6)
     rounds = [Round(8.0, [4], [4], [1], [2]), Round(3.0, [6], [4], [2], [3]), Round(1.0, [9], [1], [0], [1])]
     drafted = Generation([[1] * 7], [], ["length"], 0.5, [r.seconds for r in rounds], [4], rounds=rounds)
-    computed = time_figures(drafted, [0.5], [0.0], batch=1, new_tokens=7)
+    computed = point_times(drafted, [0.5], [0.0], batch=1, new_tokens=7)
     assert computed["first_step_s"] == 4.0 and computed["tpot_s"]["median"] == 1.0 and computed["tpot_s"]["n"] == 2
     assert computed["speculation"] == {"rounds": 3, "drafted": 9, "accepted": 3, "tokens": 6}
     pair = [Round(6.0, [4, 4], [4, 4], [1, 3], [2, 4]), Round(5.0, [6, 8], [4, 0], [3, 0], [4, 0])]
     two = Generation([[1] * 7, [1] * 5], [], ["length", "stop"], 0.5, [6.0, 5.0], [4, 4], rounds=pair)
-    computed = time_figures(two, [0.5], [0.0], batch=2, new_tokens=7)
+    computed = point_times(two, [0.5], [0.0], batch=2, new_tokens=7)
     assert computed["first_step_s"] == 2.0  # 6 s, of which a row got three tokens on the average
     assert computed["tpot_s"]["mean"] == pytest.approx(5 / 3, abs=1e-6)  # the other three of a row's six took 5 s
-    one = time_figures(Generation([[1, 1]], [], ["length"], 0.5, [2.0], [4]), [0.5], [0.0], batch=1, new_tokens=2)
+    one = point_times(Generation([[1, 1]], [], ["length"], 0.5, [2.0], [4]), [0.5], [0.0], batch=1, new_tokens=2)
     assert one["tpot_s"]["median"] == one["first_step_s"] == 2.0
 
 
 def test_the_roofline_stands_beside_where_the_gpu_is_known(monkeypatch):
     model = meter("fp16").model
     figures = {"kv_used": {"total": 10**9}}
-    assert predicted_figures(model, figures, 4096, 2, None, False) is None
+    assert predicted_point(model, figures, 4096, 2, None, False) is None
     monkeypatch.setattr("kvbench.measure.point_figures.device_name", lambda device: "NVIDIA H200")
-    prediction = predicted_figures(model, figures, 4096, 2, 9 * 10**8, False)
+    prediction = predicted_point(model, figures, 4096, 2, 9 * 10**8, False)
     assert prediction["gpu"] == "h200" and prediction["bound"] == "memory"
     assert prediction["tpot_s"] == pytest.approx(9.5e8 / 4.69e12, rel=0.02)
     assert prediction["peak_decode"] == pytest.approx(weight_bytes(model) + 10**9, rel=0.01)
-    assert predicted_figures(model, figures, 4096, 2, 9 * 10**8, True)["tpot_s"] is None
-    parted = predicted_figures(model, figures, 4096, 2, 9 * 10**8, False, together=4096)
+    assert predicted_point(model, figures, 4096, 2, 9 * 10**8, True)["tpot_s"] is None
+    parted = predicted_point(model, figures, 4096, 2, 9 * 10**8, False, together=4096)
     assert parted["peak_prefill"] < prediction["peak_prefill"] and parted["peak_decode"] == prediction["peak_decode"]
     model.config.num_experts = 8
-    assert predicted_figures(model, figures, 4096, 2, None, False) is None
+    assert predicted_point(model, figures, 4096, 2, None, False) is None
 
 
 def test_captured_tokens_are_compared_with_eager_ones(monkeypatch):
-    plain = measuring.time_figures
-    monkeypatch.setattr(measuring, "time_figures", lambda *a, **b: {**plain(*a, **b), "stepping": "graph"})
+    plain = measuring.point_times
+    monkeypatch.setattr(measuring, "point_times", lambda *a, **b: {**plain(*a, **b), "stepping": "graph"})
     assert meter("kivi", new_tokens=6, compare=4, census=False).point(40, 2)["same"] == {"of": 8, "alike": 8}
     eager = meter("kivi", new_tokens=6, compare=4, census=False)
-    monkeypatch.setattr(measuring, "time_figures", plain)
+    monkeypatch.setattr(measuring, "point_times", plain)
     assert "same" not in eager.point(40, 2)
 
 

@@ -44,9 +44,9 @@ class Toy(torch.nn.Module):
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that measures a point: its figures, the calls of `generate`, and the caches' lengths."""
-    monkeypatch.setattr(module, "moved", lambda model, figures, read_rate: {"read_rate": read_rate})
+    monkeypatch.setattr(module, "step_traffic", lambda model, figures, read_rate: {"read_rate": read_rate})
     monkeypatch.setattr(module, "nominal_bits", lambda cache: {"key": 4.0, "value": 2.0})
-    monkeypatch.setattr(module, "predicted_figures", lambda model, figures, *rest: rest)
+    monkeypatch.setattr(module, "predicted_point", lambda model, figures, *rest: rest)
     monkeypatch.setattr(
         module, "prefill_groups", lambda cache, batch, prompt, starts, rows: [slice(0, min(rows, batch))]
     )

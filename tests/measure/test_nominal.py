@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kvbench.bench.capacity import stored_sequence
 from kvbench.cache import Prompts
 from kvbench.config.setting import parse_setting
-from kvbench.measure.capacity import _stored
 from kvbench.measure.meter import How, Meter
 from kvbench.measure.point_figures import nominal_bits
 from kvbench.models.load import byte_tokenizer
@@ -29,7 +29,7 @@ from tests.zoo import model, padded_batch
 def test_bits_of_formats_without_metadata_and_window(setting, bits):
     tokens = 200 if "=128" in setting else 100
     meter = Meter(model(), byte_tokenizer(), parse_setting(setting).load(), How(new_tokens=4, fill="random"))
-    nominal = nominal_bits(_stored(meter, tokens))
+    nominal = nominal_bits(stored_sequence(meter, tokens))
     assert (nominal["key"], nominal["value"]) == pytest.approx(bits)
 
 

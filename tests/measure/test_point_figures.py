@@ -11,12 +11,12 @@ from kvbench.measure import point_figures
 from kvbench.measure.point_figures import (
     first_tokens,
     layer_bytes,
-    memory_figures,
-    moved,
     per_sequence,
-    predicted_figures,
+    point_memory,
+    point_times,
+    predicted_point,
     rounded_figures,
-    time_figures,
+    step_traffic,
     token_times,
     weight_bytes,
 )
@@ -40,7 +40,7 @@ def test_bytes_that_weights_share_count_once():
 def test_every_time_of_a_generation():
     steps = [9.0, *(float(number) for number in range(1, 12))]
     plain = Generation([[1] * 13], [], ["length"], 0.5, steps, [4], stepping="graph", capture_s=0.1234567)
-    computed = time_figures(plain, [0.4, 0.9, 0.5], [0.3, 0.1, 0.2], batch=3, new_tokens=13)
+    computed = point_times(plain, [0.4, 0.9, 0.5], [0.3, 0.1, 0.2], batch=3, new_tokens=13)
     assert computed == {
         "search_s": 0.2,
         "prefill_s": 0.5,
@@ -58,11 +58,11 @@ def test_every_time_of_a_generation():
 
 def test_tpot_is_a_mean_over_tokens_and_a_median_over_steps():
     plain = Generation([[1] * 5], [], ["length"], 0.5, [9.0, 1.0, 1.0, 4.0], [4])
-    computed = time_figures(plain, [0.5], [0.0], batch=1, new_tokens=5)
+    computed = point_times(plain, [0.5], [0.0], batch=1, new_tokens=5)
     assert computed["tpot_s"]["median"] == 1.0 and computed["tpot_s"]["mean"] == 2.0
     rounds = [Round(8.0, [1], [1], [1], [2]), Round(3.0, [1], [1], [1], [3]), Round(4.0, [1], [1], [0], [1])]
     drafted = Generation([[1] * 7], [], ["length"], 0.5, [8.0, 3.0, 4.0], [4], rounds=rounds)
-    computed = time_figures(drafted, [0.5], [0.0], batch=1, new_tokens=7)
+    computed = point_times(drafted, [0.5], [0.0], batch=1, new_tokens=7)
     assert computed["tpot_s"]["median"] == computed["tpot_s"]["mean"] == 7 / 4
     assert first_tokens(drafted) == 2.0 and first_tokens(plain) == 1
     drafted.rounds[0].emitted[:] = [2, 4, 0]
@@ -81,7 +81,7 @@ def test_the_peak_of_decoding_stands_beside_what_is_stored_and_what_is_allocated
     model = torch.nn.Linear(4, 5, bias=False)
     cache = SimpleNamespace(bill=lambda: bill(120, 170))
     peaks = {"prefill": 2000, "decode": decode}
-    assert memory_figures(model, cache, peaks) == {
+    assert point_memory(model, cache, peaks) == {
         "weights": 80,
         "kv_used": {"total": 120},
         "kv_reserved": {"total": 170},
@@ -122,7 +122,7 @@ def test_a_layer_in_full_precision_has_keys_and_values_of_every_head():
 @pytest.mark.parametrize(("tied", "weights"), [(True, 60), (False, 60 - 3 * 16 * 2)])
 def test_a_step_reads_the_weights_and_what_is_stored(tied, weights):
     model, figures = Toy(tie_word_embeddings=tied), {"kv_used": {"total": 1000}, "tpot_s": {"median": 0.5, "mean": 9.0}}
-    computed = moved(model, {**figures, "predicted": {"tpot_s": 0.25}}, read_rate=1e-5)
+    computed = step_traffic(model, {**figures, "predicted": {"tpot_s": 0.25}}, read_rate=1e-5)
     rate = (1000 + weights) / 0.5 / 1e9
     assert computed == {
         "read_bytes": 1000 + weights,
@@ -131,18 +131,18 @@ def test_a_step_reads_the_weights_and_what_is_stored(tied, weights):
         "read_share": pytest.approx(rate / 1e-5),
         "over_roof": 2.0,
     }
-    unknown = moved(model, {**figures, "predicted": None})
+    unknown = step_traffic(model, {**figures, "predicted": None})
     assert unknown["ceiling"] is None and unknown["read_share"] is None and unknown["over_roof"] is None
-    assert moved(model, {**figures, "speculation": {"rounds": 1}}, 1.0) == {"read_bytes": 1000 + weights}
-    assert moved(Toy(num_experts=8), figures) == {}
+    assert step_traffic(model, {**figures, "speculation": {"rounds": 1}}, 1.0) == {"read_bytes": 1000 + weights}
+    assert step_traffic(Toy(num_experts=8), figures) == {}
 
 
 def test_the_known_bandwidth_of_a_gpu_is_the_ceiling_unless_one_was_measured(monkeypatch):
     monkeypatch.setattr(point_figures, "device_name", lambda device: "a GPU")
     monkeypatch.setattr(point_figures, "gpu_of", lambda name: SimpleNamespace(read=3e12) if name == "a GPU" else None)
     figures = {"kv_used": {"total": 1000}, "tpot_s": {"median": 0.5}}
-    assert moved(Toy(), figures)["ceiling"] == {"GB_s": 3000.0, "kind": "known"}
-    assert moved(Toy(), figures, 5.0)["ceiling"] == {"GB_s": 5.0, "kind": "measured"}
+    assert step_traffic(Toy(), figures)["ceiling"] == {"GB_s": 3000.0, "kind": "known"}
+    assert step_traffic(Toy(), figures, 5.0)["ceiling"] == {"GB_s": 5.0, "kind": "measured"}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_the_roofline_is_asked_for_the_mean_of_the_cache_and_the_largest_pass(
     monkeypatch.setattr(point_figures, "predict", predict)
     monkeypatch.setattr(point_figures, "device_name", lambda device: "a GPU")
     monkeypatch.setattr(point_figures, "gpu_of", lambda name: gpu)
-    prediction = predicted_figures(Toy(), {"kv_used": {"total": 1000}}, 20, 3, held, drafted, together)
+    prediction = predicted_point(Toy(), {"kv_used": {"total": 1000}}, 20, 3, held, drafted, together)
     assert calls == [(2, read, 60, 3, 20, gpu, {"kv_stored_bytes": 1000, "prefill_chunk": chunk, "width": 2})]
     assert prediction == {
         "gpu": "h200",

@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_steps_after_the_warm_ups_are_timed_and_greedy(monkeypatch, clock) -> None:
     caches: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(stock, "new_cache", lambda *args: caches.append(args) or "cache")
+    monkeypatch.setattr(stock, "stock_cache", lambda *args: caches.append(args) or "cache")
     model = Toy()
     computed = stock.stock_decode("dynamic", model, IDS, 4, "prefill")
     assert caches == [("dynamic", model, 3 + 4 + 2)]
@@ -59,7 +59,7 @@ def test_random_keys_are_no_prompt_and_the_last_token_of_it_goes_on(monkeypatch,
     filled: list[tuple[Any, ...]] = []
     updates: list[Any] = []
     cache = SimpleNamespace(update=lambda *args: updates.append(args))
-    monkeypatch.setattr(stock, "new_cache", lambda *args: cache)
+    monkeypatch.setattr(stock, "stock_cache", lambda *args: cache)
 
     def layers(model: Any, batch: int, tokens: int, seed: int, take: Any) -> None:
         filled.append((batch, tokens, seed))
@@ -74,9 +74,9 @@ def test_random_keys_are_no_prompt_and_the_last_token_of_it_goes_on(monkeypatch,
 
 
 def test_a_prefill_has_a_cache_of_its_own(monkeypatch, clock) -> None:
-    monkeypatch.setattr(stock, "new_cache", lambda *args: args)
+    monkeypatch.setattr(stock, "stock_cache", lambda *args: args)
     model = Toy()
-    assert stock.prefill(model, IDS) == 1.0
+    assert stock.stock_prefill(model, IDS) == 1.0
     (call,) = model.calls
     assert call["past_key_values"] == ("dynamic", model, 0) and call["logits_to_keep"] == 1
 
@@ -89,10 +89,10 @@ def measured(monkeypatch, name: str = "dynamic", **how: Any) -> Any:
         prefill_s = None if args[4] == "random" else 4.0
         return {"prefill_s": prefill_s, "step_s": [2.0, 1.0, 6.0], "peak": {"decode": 5}, "tokens": list(range(30))}
 
-    monkeypatch.setattr(stock, "prefill", lambda model, ids: next(seconds))
+    monkeypatch.setattr(stock, "stock_prefill", lambda model, ids: next(seconds))
     monkeypatch.setattr(stock, "stock_decode", decode)
-    monkeypatch.setattr(stock, "moved", lambda model, figures, rate: {"read_rate": rate})
-    monkeypatch.setattr(stock, "predicted_figures", lambda model, figures, *rest: rest)
+    monkeypatch.setattr(stock, "step_traffic", lambda model, figures, rate: {"read_rate": rate})
+    monkeypatch.setattr(stock, "predicted_point", lambda model, figures, *rest: rest)
     settings = {"new_tokens": 4, "repeats": 2, "untimed": 1, "seed": 6, "read_rate": 8.0} | how
     ids = torch.zeros(3, 10, dtype=torch.long)
     return stock.stock_point(name, model, ids, How(**settings)), calls, model
@@ -150,7 +150,7 @@ def test_a_model_gets_its_attention_back(monkeypatch) -> None:
         config=SimpleNamespace(get_text_config=lambda decoder: own), set_attn_implementation=chosen.append
     )
     monkeypatch.setattr(stock, "detach", detached.append)
-    with pytest.raises(ValueError, match="inside"), stock.stock(model):
+    with pytest.raises(ValueError, match="inside"), stock.stock_attention(model):
         assert chosen == ["sdpa"] and detached == [model]
         raise ValueError("inside")
     assert chosen == ["sdpa", "kvbench"]
@@ -178,14 +178,14 @@ def test_each_baseline_has_its_cache(monkeypatch) -> None:
     from transformers import DynamicCache, StaticCache, cache_utils
 
     model = zoo.model("llama")
-    assert type(stock.new_cache("dynamic", model, 0)) is DynamicCache
+    assert type(stock.stock_cache("dynamic", model, 0)) is DynamicCache
     for name in ("static", "static-compiled"):
-        cache = stock.new_cache(name, model, 37)
+        cache = stock.stock_cache(name, model, 37)
         assert type(cache) is StaticCache and cache.layers[0].max_cache_len == 37
     asked: list[Any] = []
     monkeypatch.setattr(cache_utils, "QuantizedCache", lambda *args, **named: asked.append((args, named)))
-    stock.new_cache("quanto4", model, 0)
-    stock.new_cache("hqq4", model, 0)
+    stock.stock_cache("quanto4", model, 0)
+    stock.stock_cache("hqq4", model, 0)
     common = {"q_group_size": 64, "residual_length": 128, "nbits": 4}
     assert asked == [
         (("quanto", model.config), {**common, "axis_key": 0, "axis_value": 0}),
@@ -197,7 +197,7 @@ def test_each_baseline_has_its_cache(monkeypatch) -> None:
 
     monkeypatch.setattr(cache_utils, "QuantizedCache", missing)
     with pytest.raises(ConfigError, match=r"--baselines=quanto2: needs a package that is not installed \(no quanto\)"):
-        stock.new_cache("quanto2", model, 0)
+        stock.stock_cache("quanto2", model, 0)
 
 
 def drawn(seed: int = 3, team: Any = None, monkeypatch: Any = None) -> list[Any]:
@@ -244,7 +244,7 @@ def test_decoding_goes_on_from_tokens_that_differ_between_the_rows(monkeypatch, 
         return {"step_s": [0.5], "stepping": "eager"}
 
     monkeypatch.setattr(random_fill, "continued", continued)
-    monkeypatch.setattr(random_fill, "fill_randomly", lambda *args: placed.append(args[1:]))
+    monkeypatch.setattr(random_fill, "fill_at_random", lambda *args: placed.append(args[1:]))
     monkeypatch.setattr(random_fill, "prepare_draft", lambda model, drafting: phases.append(drafting))
     cache: Any = SimpleNamespace(method=SimpleNamespace(speculation=speculation))
     observer: Any = SimpleNamespace(phase=phases.append)

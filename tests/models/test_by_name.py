@@ -221,14 +221,14 @@ def test_fetching_without_network_says_what_is_missing(capsys: pytest.CaptureFix
 def test_other_commands_take_the_same_names(
     checkpoint: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvbench.bench import choices, points
+    from kvbench.bench import choices
 
     with reachable(monkeypatch, tmp_path / "cache", hub.address):
         for name, row in ((str(checkpoint), "small-qwen"), ("me/small", "me/small")):
             assert calibrate.model_config(name, None, None, False).name == row
-            assert points.model_config(name).name == row
+            assert choices.model_config(name).name == row
             assert choices.shape_of(name).layers == 2
-    for refused in (lambda name: calibrate.model_config(name, None, None, False), points.model_config):
+    for refused in (lambda name: calibrate.model_config(name, None, None, False), choices.model_config):
         with pytest.raises(ConfigError, match=r"--model=me/none: is not on this machine"):
             refused("me/none")
         with pytest.raises(ConfigError, match=r"did you mean 'tiny'.*--model OWNER/NAME"):

@@ -9,20 +9,26 @@ again over whole blocks of tokens.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from kvbench.bench import report
 from kvbench.bench import speculation_grid as arithmetic
-from kvbench.bench.choices import SpeculationPoint
-from kvbench.bench.points import model_config
-from kvbench.bench.speculation_table import case_line, round_text, speculation_text
+from kvbench.bench.choices import (
+    add_device_options,
+    add_output_options,
+    argument,
+    model_config,
+    positive_number,
+    share,
+    token_count,
+)
+from kvbench.bench.report import Recording, Row, failed_row
+from kvbench.bench.speculation_grid import case_label, shown_parts, speculation_tables
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse_setting
 from kvbench.decoding import speculative
@@ -31,21 +37,17 @@ from kvbench.decoding.drafting import prepare_draft
 from kvbench.decoding.round_times import Round, totals
 from kvbench.decoding.rounds import captured_rounds
 from kvbench.decoding.sampling import Sampling, Stopping
-from kvbench.errors import KvbenchError
 from kvbench.measure.point_figures import weight_bytes
-from kvbench.measure.random_fill import fill_randomly
+from kvbench.measure.random_fill import fill_at_random
 from kvbench.methods.base import Method
 from kvbench.methods.speculation import AUTO, Speculation
 from kvbench.models.load import load_model
 from kvbench.profiling.memory import release
 from kvbench.profiling.timing import median
 from kvbench.results.speculation import round_times
-from kvbench.util.failures import is_out_of_memory
-
-Row = dict[str, Any]
 
 SCHEMA = 1
-#: cases: name, setting and stage; all points of a stage are measured before the next stage begins
+#: cases in the order of their worth: name, setting and stage; a stage begins when the one before has all its points
 CASES = {
     "plain": ("fp16", 0),
     "quantspec": ("quantspec:draft_weights=int4_all", 0),
@@ -58,20 +60,72 @@ CASES = {
 LONGEST = max(AUTO) + 1
 
 
+class SpeculationPoint(NamedTuple):
+    """The point at which speculation is measured; `context`: tokens in each sequence's cache at the beginning."""
+
+    model: str
+    batch: int
+    context: int
+
+
+def speculation_point(text: str) -> SpeculationPoint:
+    """Parse a point such as ``llama2-7b:1:32k``; ValueError if it is none."""
+    model, *rest = text.rsplit(":", 2)
+    if len(rest) != 2 or not model or not rest[0].isdecimal() or not int(rest[0]):
+        raise ValueError(f"{text!r} is not MODEL:BATCH:TOKENS, such as llama2-7b:1:32k")
+    return SpeculationPoint(model, int(rest[0]), token_count(rest[1]))
+
+
+def drafts(text: str) -> int:
+    """Parse a number of drafts per round, 1 to 8 (an argparse ``type``)."""
+    gamma = positive_number(text)
+    if gamma > 8:
+        raise argparse.ArgumentTypeError(f"{text!r}: at most 8 drafts per round can be measured")
+    return gamma
+
+
+def add_speculation_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``speculation``."""
+    add, shown = parser.add_argument, "MODEL:B:N"
+    default = [
+        SpeculationPoint(*at) for at in (("llama2-7b", 1, 2**15), ("llama2-7b", 1, 2**17), ("llama3.1-8b", 1, 2**17))
+    ]
+    about = "model, batch, tokens in the cache"
+    add("--points", nargs="+", type=argument(speculation_point), default=default, metavar=shown, help=about)
+    about = "points at which the cases after quantspec are measured (default: all)"
+    add("--side-points", nargs="*", type=argument(speculation_point), metavar=shown, help=about)
+    about = (
+        "plain: 16-bit decoding; quantspec: drafts of 4-bit weights and upper nibbles; kv, weights: only one of "
+        "them; streamingllm, snapkv: drafts of a quarter of the context (default: all)"
+    )
+    add("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=about)
+    add("--gammas", nargs="+", type=drafts, default=list(range(1, 9)), metavar="G", help="drafts per round (1 to 8)")
+    add("--side-gammas", nargs="+", type=drafts, default=[2, 4, 6], metavar="G", help="the same for all other cases")
+    add("--acceptances", nargs="+", type=share, default=[0.8, 0.85, 0.9, 0.95], metavar="A")
+    add("--at", type=share, default=0.9, help="acceptance at which rounds are measured (default: 0.9)")
+    add("--measure-all", action="store_true", help="measure the best gamma of every acceptance too")
+    add("--blocks", type=positive_number, default=5, help="blocks of tokens whose median counts (default: 5)")
+    add("--tokens", type=positive_number, default=64, help="tokens of a block (default: 64)")
+    add("--no-compile", action="store_false", dest="compile", help="do not compile what surrounds attention")
+    add_device_options(parser)
+    add_output_options(parser)
+
+
 class SpeculationBench:
     """One run of the command: the loaded model, the arguments, and the rows so far."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.began = args, time.perf_counter()
-        self.path = report.result_folder(args.out) / f"{args.name or 'speculation'}.json"
+        self.args = args
+        what = "python -m kvbench.bench speculation: forced acceptance, meaningless text"
+        settings = {key: getattr(args, key) for key in ("dtype", "compile", "blocks", "tokens", "at", "acceptances")}
+        self.file = Recording(args, "speculation", what, schema=SCHEMA, **settings)
         self.side_points = args.points if args.side_points is None else args.side_points
         self.methods = {name: parse_setting(CASES[name][0]).load() for name in args.cases}
-        self.rows: list[Row] = []
         self.loaded: Any = None
         self.name: str | None = None
         self.device = torch.device(args.device)
 
-    def measure(self) -> None:
+    def measure_cases(self) -> None:
         """Measure all cases, those of an earlier stage first; the model is loaded again when it changes."""
         for stage, points in enumerate((self.args.points, self.side_points)):
             names = [name for name in self.args.cases if CASES[name][1] == stage]
@@ -79,8 +133,8 @@ class SpeculationBench:
                 self.load(point.model)
                 for name in names:
                     row = {"model": point.model, "batch": point.batch, "context": point.context, "case": name}
-                    self.rows.append({**row, "setting": CASES[name][0], "status": "unfinished"})
-                    self.attempt(self.rows[-1], self.methods[name], point)
+                    self.file.rows.append({**row, "setting": CASES[name][0], "status": "unfinished"})
+                    self.attempt(self.file.rows[-1], self.methods[name], point)
 
     def load(self, name: str) -> None:
         """Load a model with random weights, unless it is the present one."""
@@ -96,18 +150,15 @@ class SpeculationBench:
         """Measure one case into `row`; a failure is recorded, and the memory released."""
         try:
             for _ in self.plain(row, method, point) if row["case"] == "plain" else self.rounds(row, method, point):
-                self.write()
+                self.file.write()
             row["status"] = "ok"
-        except KvbenchError:
-            raise
         except Exception as error:
-            row["status"] = "oom" if is_out_of_memory(error) else "failed"
-            row["message"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            self.say(f"{case_line(row)}: {row['status']}, {row['message']}")
+            row |= failed_row(error)
+            self.say(f"{case_label(row)}: {row['status']}, {row['message']}")
         finally:
             method.detach(self.loaded.model)
             release(self.device)
-            self.write()
+            self.file.write()
 
     def plain(self, row: Row, method: Method, point: SpeculationPoint) -> Iterator[None]:
         """Measure plain decoding: blocks of captured steps; yield when figures have been added to `row`."""
@@ -129,7 +180,7 @@ class SpeculationBench:
         times, size = done["step_s"][arithmetic.SKIPPED :], self.args.tokens
         per_block = [1e3 * sum(times[i : i + size]) / size for i in range(0, len(times) - size + 1, size)]
         row |= {"ms": median(per_block), "blocks_ms": per_block, "stepping": done["stepping"], **self.memory()}
-        self.say(f"{case_line(row)}: {row['ms']:.3f} ms a token, {row['stepping']}")
+        self.say(f"{case_label(row)}: {row['ms']:.3f} ms a token, {row['stepping']}")
         yield
 
     def rounds(self, row: Row, method: Any, point: SpeculationPoint) -> Iterator[None]:
@@ -144,18 +195,18 @@ class SpeculationBench:
         row |= {"forced": args.at, "gammas": [], "grid": [], "measured": []}
         row["stepping"] = getattr(engine, "stepping", "eager")
         for gamma in gammas:
-            turns = self.decoded(engine, method, cache, point, gamma, 1)
-            row["gammas"].append(arithmetic.part_times(turns, gamma))
+            parts = arithmetic.round_parts(self.decoded(engine, method, cache, point, gamma, 1), gamma)
+            row["gammas"].append(parts)
             row["gammas"].sort(key=lambda entry: entry["gamma"])
-            row["grid"] = arithmetic.expected_grid(row["gammas"], args.acceptances, AUTO)
+            row["grid"] = arithmetic.speed_grid(row["gammas"], args.acceptances, AUTO)
             row |= self.memory()
-            self.say(f"{case_line(row)}, gamma {gamma}: {round_text(arithmetic.part_times(turns, gamma))}")
+            self.say(f"{case_label(row)}, gamma {gamma}: {shown_parts(parts)}")
             yield
         for acceptance in (args.at, *others):
             if acceptance != args.at:
                 method = replace(method, forced_acceptance=acceptance)
                 engine = self.engine(method, cache, point)
-            gamma = arithmetic.cheapest_gamma(row["grid"], acceptance) or gammas[0]
+            gamma = arithmetic.fastest_gamma(row["grid"], acceptance) or gammas[0]
             turns = self.decoded(engine, method, cache, point, gamma, args.blocks)
             per_block = arithmetic.block_times(turns, args.tokens)
             whole = 1e3 * sum(turn.seconds for turn in turns)
@@ -163,7 +214,7 @@ class SpeculationBench:
             row["measured"].append(
                 {
                     "acceptance": acceptance,
-                    **arithmetic.part_times(turns, gamma),
+                    **arithmetic.round_parts(turns, gamma),
                     "accepted": timed.get("acceptance"),
                     "why": timed.get("why"),
                     "ms": median(per_block),
@@ -172,12 +223,12 @@ class SpeculationBench:
                 }
             )
             row |= self.memory()
-            self.say(f"{case_line(row)}, acceptance {acceptance}: {row['measured'][-1]['ms']:.3f} ms a token")
+            self.say(f"{case_label(row)}, acceptance {acceptance}: {row['measured'][-1]['ms']:.3f} ms a token")
             yield
             if main and acceptance == args.at:
                 row["auto"] = self.chosen(engine, method, cache, point)
                 self.say(
-                    f"{case_line(row)}, gamma=auto: {row['auto']['ms']:.3f} ms a token, gammas {row['auto']['gammas']}"
+                    f"{case_label(row)}, gamma=auto: {row['auto']['ms']:.3f} ms a token, gammas {row['auto']['gammas']}"
                 )
                 yield
 
@@ -186,7 +237,7 @@ class SpeculationBench:
         prepare_draft(self.loaded.model, method.speculation)
         cache = method.new_cache(self.loaded.model, None, max_length=point.context + room)
         with torch.inference_mode():
-            fill_randomly(self.loaded.model, cache, point.batch, point.context, self.args.seed)
+            fill_at_random(self.loaded.model, cache, point.batch, point.context, self.args.seed)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         return cache
@@ -205,7 +256,7 @@ class SpeculationBench:
     ) -> Sequence[Round]:
         """Decode some blocks of tokens with one gamma, and return the rounds that count."""
         rounds = self.all_rounds(engine, replace(method.speculation, gamma=gamma), cache, point, blocks)
-        return arithmetic.full(rounds, gamma)
+        return arithmetic.full_rounds(rounds, gamma)
 
     def chosen(self, engine: Any, method: Any, cache: Any, point: SpeculationPoint) -> Row:
         """Decode blocks of tokens with ``gamma=auto``; return times and the number of rounds with each gamma."""
@@ -252,28 +303,19 @@ class SpeculationBench:
 
     def say(self, text: str) -> None:
         """Print a line of progress after the seconds since the beginning."""
-        print(f"[{time.perf_counter() - self.began:.0f} s] {text}", flush=True)
-
-    def write(self) -> None:
-        """Write the JSON file with all rows so far."""
-        args = self.args
-        settings = {key: getattr(args, key) for key in ("dtype", "compile", "blocks", "tokens", "at", "acceptances")}
-        start = {"schema": SCHEMA, "what": "python -m kvbench.bench speculation: forced acceptance, meaningless text"}
-        content = {**start, **report.machine(), "command": " ".join(args.argv), **settings, "rows": self.rows}
-        report.write_json(self.path, content)
+        print(f"[{time.perf_counter() - self.file.began:.0f} s] {text}", flush=True)
 
 
-def run_cases(args: argparse.Namespace) -> int:
-    """Measure all cases and print the tables.
+def measure_speculation(args: argparse.Namespace) -> int:
+    """Measure all cases and print the tables; return 1 if a case failed for a reason other than memory, else 0.
 
-    The exit status is 0 on success, 1 if a case failed, or the exit code of a KvbenchError.
+    Raises:
+        KvbenchError: the model cannot be loaded, or the file cannot be written.
     """
-    try:
-        bench = SpeculationBench(args)
-        bench.measure()
-    except KvbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print("\n" + speculation_text(bench.rows, args.at))
-    print(f"{bench.path} ({time.perf_counter() - bench.began:.0f} s)")
-    return int(any(row["status"] not in ("ok", "oom") for row in bench.rows))
+    if args.at not in args.acceptances:
+        args.acceptances = sorted({*args.acceptances, args.at})
+    bench = SpeculationBench(args)
+    bench.measure_cases()
+    print("\n" + speculation_tables(bench.file.rows, args.at))
+    bench.file.end()
+    return int(any(row["status"] not in ("ok", "oom") for row in bench.file.rows))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.bench.columns import COLUMNS, HEAD, NOTES, point_cells, table_of
+from kvbench.bench.point_table import COLUMNS, HEAD, NOTES, point_cells, point_table
 
 GIB = 2**30
 ROW: dict[str, Any] = {
@@ -89,8 +89,8 @@ def test_a_point_without_figures_says_why() -> None:
 
 def test_lines_are_sorted_by_prompt_and_then_by_batch() -> None:
     rows = [{**ROW, "prompt": prompt, "batch": batch} for prompt, batch in ((4096, 2), (128, 8), (128, 1))]
-    firsts = [text.split()[1:3] for text in table_of(rows, "memory").splitlines()[2:5]]
+    firsts = [text.split()[1:3] for text in point_table(rows, "memory").splitlines()[2:5]]
     assert firsts == [["4k", "2"], ["128", "8"], ["128", "1"]]  # as measured
-    sorted_firsts = [text.split()[1:3] for text in table_of(rows, "prefill").splitlines()[2:5]]
+    sorted_firsts = [text.split()[1:3] for text in point_table(rows, "prefill").splitlines()[2:5]]
     assert sorted_firsts == [["128", "1"], ["128", "8"], ["4k", "2"]]
     assert set(NOTES) == set(COLUMNS)

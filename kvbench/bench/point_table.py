@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from kvbench.bench.shapes import short_count
+from kvbench.bench.choices import short_count
 from kvbench.util.table import render_table
 
 Row = Mapping[str, Any]
@@ -32,16 +33,11 @@ def _value(row: Row, *keys: str, factor: float | None = None) -> Any:
     return node if node is None or factor is None else node * factor
 
 
-def _ms(*keys: str) -> Column:
-    return lambda row, stock: _value(row, *keys, factor=1e3)
-
-
-def _gib(*keys: str) -> Column:
-    return lambda row, stock: _value(row, *keys, factor=2**-30)
-
-
 def _figure_column(*keys: str, factor: float | None = None) -> Column:
     return lambda row, stock: _value(row, *keys, factor=factor)
+
+
+_ms, _gib = partial(_figure_column, factor=1e3), partial(_figure_column, factor=2**-30)
 
 
 def _of_stock(column: Column) -> Column:
@@ -120,13 +116,13 @@ def point_cells(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
     start: list[object] = [row["setting"], short_count(row["prompt"]), row["batch"], row["new_tokens"]]
     columns = COLUMNS[command]
     if row["status"] != "ok":
-        return [*start, *[None] * (len(columns) - 1), failure(row)]
+        return [*start, *[None] * (len(columns) - 1), why_no_figures(row)]
     at = (row["prompt"], row["batch"])
     stock = next((one for one in rows if one["setting"] == "dynamic" and (one["prompt"], one["batch"]) == at), {})
     return [*start, *(column(row, stock) for column in columns.values())]
 
 
-def failure(row: Row) -> str:
+def why_no_figures(row: Row) -> str:
     """Describe in one line why the measurement of a point failed; an oom with its phase and bytes, if known."""
     if row["status"] != "oom":
         return str(row["message"])
@@ -135,11 +131,10 @@ def failure(row: Row) -> str:
     return f"oom{phase}" + (f", {asked / 2**30:.2f} GiB asked for" if asked else "")
 
 
-def table_of(rows: Sequence[Row], command: str) -> str:
+def point_table(rows: Sequence[Row], command: str) -> str:
     """Return the table of all measured points as text.
 
     For ``memory`` the lines are in the order of measurement, otherwise they are sorted by prompt length and batch size.
     """
-    grown = command == "memory"
-    ordered = rows if grown else sorted(rows, key=lambda row: (row["prompt"], row["batch"]))
+    ordered = rows if command == "memory" else sorted(rows, key=lambda row: (row["prompt"], row["batch"]))
     return render_table([*HEAD, *COLUMNS[command]], [point_cells(row, command, rows) for row in ordered], len(HEAD))
