@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.data import Plan
 from experiments.place import positive
-from experiments.plan import Plan
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.util.confdir import group_options
 from kvbench.util.door import enter

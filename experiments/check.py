@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.checks import all_rules
-from experiments.checks.figures import ROOT
-from experiments.checks.numbers import NUMBER, agrees, like
-from experiments.checks.rules import NotFound, Rule, Shown
+from experiments.checks.rules import NUMBER, NotFound, Rule, Shown, agrees, like
 from experiments.place import TRIALS
+from experiments.stored import ROOT
 
 
 @dataclass(frozen=True)
@@ -82,13 +81,7 @@ class Checked:
 
 
 def check_documents(wanted: Iterable[Rule], root: Path = ROOT, write: bool = False) -> Checked:
-    """Compare documents with the files.
-
-    Args:
-        wanted: the rules.
-        root: folder of the documents.
-        write: write what the files give into the documents.
-    """
+    """Compare the documents below `root` with the files, by these rules; `write` what the files give into them."""
     outcome, grouped = Checked(), dict[str, list[Rule]]()
     try:
         for rule in wanted:

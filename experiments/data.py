@@ -3,17 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from experiments import standin
-from experiments.item import Column, Grid, Group, Model
-from experiments.plan import Plan
+from experiments.item import Column, Grid, Group, Item, Model
+from experiments.runs import given_of
 from kvbench.util.confdir import group_options
+
+DataChoice = Literal["paper", "mini", "standin"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The choices of a command line.
+
+    Args:
+        models: ``model=`` values in place of the item's models; empty: the paper's models.
+        data: ``paper``: the paper's data sets; ``mini``: the bundled tasks in place of an item's data sets;
+            ``standin``: generated records in each benchmark's layout, to try the format only.
+        limit: samples per data set (with mini: per task); None: all.
+        max_new_tokens: limit of an answer; None: each data set's own.
+        paths: ``dataset.path`` of data sets by their choice, for files that are on this machine.
+        lengths: prompt lengths in place of a data set's or item's; empty: those that fit the model.
+        device: ``runtime.device``.
+        rerun: True to make samples of older code anew (``runtime.rerun``).
+        fold_only: make tables of what exists, and compute nothing.
+        runs: folder of the runs, which the main command line shares (``runtime.results_dir``).
+        out: folder of tables and figures.
+        write: True to write them below results/, and docs/reproduce.md; else they are trials.
+        replace: True to replace tables of more samples, too.
+    """
+
+    models: tuple[str, ...] = ()
+    data: DataChoice = "paper"
+    limit: int | None = None
+    max_new_tokens: int | None = None
+    paths: tuple[tuple[str, str], ...] = ()
+    lengths: tuple[int, ...] = ()
+    device: str = "auto"
+    rerun: bool = False
+    fold_only: bool = False
+    runs: Path = Path("results/runs")
+    out: Path = Path("results")
+    write: bool = False
+    replace: bool = False
+
+    def models_of(self, item: Item) -> tuple[Model, ...]:
+        """Return the models of an item: those of the command line, or the paper's."""
+        if not self.models:
+            return item.models
+        own = {model.preset: model for model in item.models}
+        return tuple(own.get(name, Model(name)) for name in self.models)
+
+    def compares(self, item: Item, model: Model) -> bool:
+        """Return True if figures of `model` may be set against the paper's: its own model on its own data."""
+        return self.data == "paper" and model in item.models
+
+    def folder(self, item: Item) -> Path:
+        """Return the folder of an item's table and figure: the item's own, or one below it for other models or data."""
+        if not self.models and self.data == "paper":
+            return self.out / item.id
+        name = "+".join(text.replace("/", "_") for text in self.models) or "paper-models"
+        return self.out / item.id / f"{name}-{self.data}"
+
 
 #: choice of ``conf/dataset`` for points of time and memory
 POINTS = "efficiency"
@@ -68,7 +125,7 @@ def _fitted(texts: list[str], column: Column, plan: Plan, model: Model) -> list[
     small scales, to :data:`SHORT_PROMPT`).
     """
     data = choice_data("dataset", column.data)
-    given = {text.partition("=")[0]: text.partition("=")[2] for text in texts}
+    given = given_of(texts)
     room = context_of(model.preset) - int(plan.max_new_tokens or data.get("max_new_tokens") or 0)
     most = SHORT_PROMPT if model.preset == "tiny" else room
     if column.data != "mini" and "lengths" in data:
@@ -89,7 +146,7 @@ def _unlimited(texts: list[str], column: Column, model: Model) -> list[str]:
 
     The limit is LongBench's rule for cutting prompts, which are never cut to a fixed length.
     """
-    given = {text.partition("=")[0]: text.partition("=")[2] for text in texts}
+    given = given_of(texts)
     data, limit = choice_data("dataset", column.data), choice_data("model", model.preset).get("prompt_limit")
     if column.data == "mini" or "lengths" not in data or not limit:
         return []
@@ -109,7 +166,7 @@ def shortened(column: Column, plan: Plan, model: Model) -> str:
     fitted = _fitted(texts, column, plan, model)
     if fitted == texts:
         return ""
-    given = {text.partition("=")[0]: text.partition("=")[2] for text in texts}
+    given = given_of(texts)
     key, _, value = fitted[-1].partition("=")
     before = given.get(key) or choice_data("dataset", column.data)[key.partition(".")[2]]
     return f"{column.data} {value} tokens in place of {before}"

@@ -34,7 +34,7 @@ class Model:
         return self.name or self.preset
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Row:
     """A setting of an item.
 
@@ -66,7 +66,7 @@ class Row:
     x: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Column:
     """A column of an item: a data set, and a figure that is folded from the rows of its runs.
 
@@ -112,7 +112,7 @@ class Column:
     only: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Group:
     """A summary of columns: a mean (a paper's average, a group of tasks), or a limit of points of time and memory.
 
@@ -136,7 +136,7 @@ class Group:
     value: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Claim:
     """A statement of a paper as bounds on the difference of two rows in one column.
 
@@ -199,7 +199,7 @@ class Item:
 
 #: the bundled tasks that lose most at 2 bits, as ``dataset=mini`` has them; tiny is right on all of them at fp16
 MINI = tuple(
-    Column(name=name.replace("_", " "), data="mini", task=name)
+    Column(name.replace("_", " "), "mini", task=name)
     for name in ("key_value", "key_value_hex", "multi_value", "copy_long", "repeat")
 )
 
@@ -233,7 +233,7 @@ class Grid(Item):
     only_groups: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Described:
     """A data set of a table of data sets (``compute="statistics:of_datasets"``).
 
@@ -252,7 +252,7 @@ class Computed(Item):
 
     Args:
         compute: ``module:function`` below ``experiments.fold``. It is called with the item and the
-            :class:`~experiments.plan.Plan`, and returns a :class:`~experiments.fold.cells.Folded`.
+            :class:`~experiments.data.Plan`, and returns a :class:`~experiments.fold.cells.Folded`.
         options: what the function is to know of this item.
         needs: what it needs beside the bundled model, for the list.
     """

@@ -8,15 +8,13 @@ makes the files of what is there. Settings that a model cannot take are named wi
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from experiments.place import (
     stored_counts,
 )
 from experiments.runs import Run, composed, execute, identify
+from experiments.stored import as_json
 from kvbench.config.setting import parse_setting
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
@@ -38,8 +37,8 @@ from kvbench.util import atomic
 
 #: the bundled model, whose results have folders of their own names
 TINY = "tiny"
-#: rules below the headings of a table in Markdown
-RULES = {"l": ":--", "r": "--:", "-": "---"}
+#: default of ``--out`` in words, where it depends on the model
+BY_MODEL = "below results/, by model"
 Rows = Mapping[str, Row]
 
 
@@ -144,26 +143,39 @@ class Table:
     find: Callable[[Path, Run], tuple[Rows, Mapping[str, Any]]] = by_id
 
 
+def command_line(
+    command: str, about: str | None, out: str | None, model: str = "", device: str = ""
+) -> argparse.ArgumentParser:
+    """Return a parser with the options that all measurements have: the place, and model and device unless empty.
+
+    The default of the place is `out`, by model if that is empty; None: it must be given.
+    """
+    form = argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser(prog=f"python -m {command}", description=about, formatter_class=form)
+    add, default = top.add_argument, " (default: %(default)s)"
+    if model:
+        add("--model", default=model, help="preset, OWNER/NAME of the hub or ./FOLDER" + default)
+    if device:
+        add("--device", default=device, help="device: auto, cpu, cuda or cuda:N" + default)
+    place = "" if out is None else f" (default: {out or BY_MODEL})"
+    add(
+        "--out", type=Path, required=out is None, default=Path(out) if out else None, help="where it is written" + place
+    )
+    add_options(top)
+    return top
+
+
 def table_parser(command: str, about: str | None, runs: str, batch: int, limit: int | None) -> argparse.ArgumentParser:
     """Return a parser with the options that all tables have, and these defaults; None: a `limit` by the command."""
-    top = argparse.ArgumentParser(prog=f"python -m {command}", description=about)
+    top = command_line(command, about, "", TINY, "auto")
     add, default = top.add_argument, " (default: %(default)s)"
-    add("--model", default=TINY, help="preset, OWNER/NAME of the hub or ./FOLDER" + default)
     add("--limit", type=positive, default=limit, help="samples per task" + (default if limit else ""))
     add("--only", nargs="*", default=[], metavar="NAME", help="settings to run and to fold (default: all)")
-    add("--device", default="auto", help="device: auto, cpu, cuda or cuda:N")
     add("--batch", type=positive, default=batch, help="prompts per batch" + default)
-    add(
-        "--jobs",
-        type=positive,
-        default=1,
-        help="settings that run side by side, each in a process of its own" + default,
-    )
+    add("--jobs", type=positive, default=1, help="settings side by side, each in a process of its own" + default)
     add("--runs", type=Path, default=Path(runs), help="folder of the runs" + default)
-    add("--out", type=Path, help="folder of the tables (default: below results/, by model)")
     add("--fold-only", action="store_true", help="write the tables from existing runs, without running anything")
     add("--run-only", action="store_true", help="write no tables")
-    add_options(top)
     return top
 
 
@@ -309,35 +321,16 @@ def keep_file(
     return where.say()
 
 
-def keep_rows(content: Mapping[str, Any], wanted: Path, said: Choice) -> int:
-    """Write measurements, which ``rows`` of `content` has, as a JSON file (:func:`keep_file`)."""
-    return keep_file(
-        as_json(content), wanted, said, measurement_counts(content), stored_counts(wanted, measurement_counts)
-    )
+def keep_json(
+    content: Mapping[str, Any],
+    arguments: argparse.Namespace,
+    counts: Callable[[Any], Mapping[str, int]] = measurement_counts,
+) -> int:
+    """Write a JSON file to ``--out`` (:func:`keep_file`); `counts` returns the samples that its content rests on."""
+    old = stored_counts(arguments.out, counts)
+    return keep_file(as_json(content), arguments.out, choice(arguments), counts(content), old)
 
 
-def as_json(content: Any) -> str:
-    """Return the text of a JSON file."""
-    return json.dumps(content, indent=1) + "\n"
-
-
-def as_csv(head: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
-    """Return the text of a CSV file."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, head, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
-
-
-def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], align: str = "lr") -> list[str]:
-    """Return the lines of a table in Markdown.
-
-    Args:
-        head: headings.
-        lines: cells of each line.
-        align: for each column ``l`` (left), ``r`` (right) or ``-`` (as it comes); the last one is that of the others.
-    """
-    top, *rest = ("|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|" for cells in (head, *lines))
-    sides = [RULES[side] for side in align.ljust(len(head), align[-1])]
-    return [top, f"|{'|'.join(sides)}|", *rest]
+def parted(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """Return the first position at which two continuations differ, in tokens or in length; None for equal ones."""
+    return next((i for i, (a, b) in enumerate(zip_longest(left, right)) if a != b), None)

@@ -116,12 +116,7 @@ def place_result(
 
 
 def stored_counts(path: Path, counts: Callable[[Any], Mapping[str, int]]) -> Mapping[str, int] | None:
-    """Return the samples of a stored JSON file by part; None if there is no such file.
-
-    Args:
-        path: the file.
-        counts: function from its content to the samples of its parts.
-    """
+    """Return the samples of a stored JSON file by part, which `counts` reads from it; None without the file."""
     return counts(stored.content(path)) if path.exists() else None
 
 

@@ -14,9 +14,8 @@ from functools import cache
 from typing import Any
 
 from experiments import published
-from experiments.data import POINTS
+from experiments.data import POINTS, Plan
 from experiments.item import Item
-from experiments.plan import Plan
 from experiments.runs import Run, composed
 from experiments.session import item_runs
 from kvbench.errors import KvbenchError
@@ -148,7 +147,7 @@ def _setting(run: Run) -> Any:
     """Return the setting of a run's overrides (:class:`kvbench.config.setting.Setting`)."""
     from kvbench.config.setting import parse_setting
 
-    given = {text.partition("=")[0]: text.partition("=")[2] for text in run.overrides}
+    given = run.given
     parts = [given["method"], *([given["quantizer"]] if "quantizer" in given else [])]
     parts += [f"{key.removeprefix('method.')}={value}" for key, value in given.items() if key.startswith("method.")]
     parts += [f"{key}={value}" for key, value in given.items() if key.startswith("quantizer.")]

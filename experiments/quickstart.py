@@ -9,7 +9,6 @@ README.md shows the table that such a run prints, turned: a line per column, a c
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -21,13 +20,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
+from experiments.stored import ROOT, as_json, content, markdown_table
 from kvbench.results import record
 from kvbench.results.columns import COLUMNS
 from kvbench.results.load import SIDE_BY_SIDE
 from kvbench.results.notes import notes
 from kvbench.results.tables import table_grid
 
-ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "results/quickstart"
 #: presets of conf/experiment/quickstart, as the Makefile names them
 PRESETS = ("fp16", "kivi4", "kivi2", "atom4")
@@ -39,13 +38,12 @@ NAMES = {"mean": "**mean**", "ratio": "KV bytes, fp16's to them"}
 
 def kept(root: Path = ROOT) -> dict[str, dict[str, Any]]:
     """Return the kept records by preset, with today's defaults for keys that were added later."""
-    read = {name: (root / FOLDER / name / "metrics.json").read_text(encoding="utf-8") for name in PRESETS}
-    return {name: record.fill_defaults(json.loads(text)) for name, text in read.items()}
+    return {name: record.fill_defaults(content(root / FOLDER / name / "metrics.json")) for name in PRESETS}
 
 
 def machine(runs: Sequence[Mapping[str, Any]], root: Path = ROOT) -> str:
     """Return when, where and with which code and packages the kept runs were made, in one sentence."""
-    about = json.loads((root / FOLDER / "about.json").read_text(encoding="utf-8"))
+    about = content(root / FOLDER / "about.json")
     env = runs[0]["env"]
     return (
         f"One run of `make run` on {about['date']}, {about['seconds']:.0f} s: {env['cpu_count']} processors "
@@ -58,7 +56,7 @@ def readme_block(root: Path = ROOT) -> str:
     """Return what stands between the marks of README.md's first table."""
     runs = list(kept(root).values())
     header, body = table_grid(runs)
-    lines = ["| | " + " | ".join(row[0].main for row in body) + " |", "|:--|" + "--:|" * len(body)]
+    lines: list[list[str]] = []
     kv: list[str] = []
     others = {column.name for column in COLUMNS}.difference(SHOWN)
     for number, name in enumerate(header[1:], start=1):
@@ -68,16 +66,25 @@ def readme_block(root: Path = ROOT) -> str:
         texts = [cell.main + (f" ({cell.detail})" if cell.detail else "") for cell in shown]
         label = NAMES.get(name, name)
         if name == "ratio":  # beside the bytes
-            lines[-1] = f"| {label} | " + " | ".join(map(", ".join, zip(kv, texts, strict=True))) + " |"
+            lines[-1] = [label, *map(", ".join, zip(kv, texts, strict=True))]
             continue
         kv = texts
         if name == "mean":
             label += f" (n = {runs[0]['mean']['n']})"
-        lines.append(f"| {label} | " + " | ".join(texts) + " |")
+        lines.append([label, *texts])
     with mock.patch.dict(os.environ, {SIDE_BY_SIDE: "1"}):  # the others were the jobs beside each
         said = [line for line in notes(runs) if line.startswith("±") or "other jobs" in line or "code" in line]
     below = " ".join([machine(runs, root), *(f"{line.partition('; set ')[0]}." for line in said)])
-    return "\n".join([*lines, "", textwrap.fill(below, 120, break_long_words=False, break_on_hyphens=False)]) + "\n"
+    return (
+        "\n".join(
+            [
+                *markdown_table(["", *(row[0].main for row in body)], lines),
+                "",
+                textwrap.fill(below, 120, break_long_words=False, break_on_hyphens=False),
+            ]
+        )
+        + "\n"
+    )
 
 
 def problems(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -90,23 +97,18 @@ def problems(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def keep_quickstart(sweep: Path, root: Path = ROOT) -> list[str]:
-    """Copy records and rows of a sweep's runs to results/quickstart; return why they cannot be kept, else nothing.
-
-    Args:
-        sweep: folder of the sweep.
-        root: folder of the repository.
-    """
-    manifest = json.loads((sweep / "manifest.json").read_text(encoding="utf-8"))
+    """Copy records and rows of a sweep's runs to results/quickstart; return why they cannot be kept, else nothing."""
+    manifest = content(sweep / "manifest.json")
     jobs = sorted(sweep.glob("job-*.json"))
     found: dict[str, Path] = {}
-    for job in (json.loads(path.read_text(encoding="utf-8")) for path in jobs):
+    for job in map(content, jobs):
         preset = next((text.rpartition("/")[2] for text in job["overrides"] if text.startswith("experiment=")), "")
         if job["metrics"]:
             found[preset] = Path(manifest["results_dir"]) / job["metrics"]["run_id"]
     missing = [f"{name}: {sweep} has no run of it" for name in PRESETS if name not in found]
     if missing:
         return missing
-    read = {name: json.loads((found[name] / "metrics.json").read_text(encoding="utf-8")) for name in PRESETS}
+    read = {name: content(found[name] / "metrics.json") for name in PRESETS}
     if refused := problems(read):
         return refused
     for name in PRESETS:
@@ -117,7 +119,7 @@ def keep_quickstart(sweep: Path, root: Path = ROOT) -> list[str]:
     created = datetime.fromisoformat(manifest["created"])
     seconds = max(path.stat().st_mtime for path in jobs) - created.timestamp()
     about = {"command": "make readme", "date": f"{created:%Y-%m-%d}", "seconds": round(seconds, 1)}
-    (root / FOLDER / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    (root / FOLDER / "about.json").write_text(as_json(about), encoding="utf-8")
     return []
 
 

@@ -6,7 +6,6 @@ anew, which takes minutes, and kept in :data:`EXPECTED`), what was measured here
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +15,15 @@ from typing import Any
 
 from experiments import check, stored
 from experiments.checks.rules import Block
+from experiments.data import Plan
 from experiments.draw.table import amount, because
 from experiments.fold.cells import Verdict
 from experiments.fold.claims import APART, FAILS, HOLDS, NOT_RUN, OPEN, RULE, VERDICTS
 from experiments.item import Computed, Item
-from experiments.plan import Plan
+from experiments.stored import ROOT, as_json, markdown_table
 from experiments.write import claims_of
 from kvbench.util import atomic
 
-ROOT = Path(__file__).resolve().parents[1]
 #: file with the expected time and memory of every item with the paper's models and data
 EXPECTED = ROOT / "results" / "expected.json"
 #: beginnings of the overrides that a setting is made of
@@ -85,16 +84,10 @@ def scales(item: Item, results: Path) -> list[Scale]:
 def page(items: Sequence[Item], results: Path, expected: Mapping[str, Mapping[str, float]]) -> str:
     """Return the generated part of the page: a table of all items, then their claims.
 
-    Args:
-        items: the items, in the order of the page.
-        results: folder of the results.
-        expected: by item the ``hours`` on one H200 and the peak ``gib`` with the paper's models and data, and the
-            number of ``runs``.
+    `expected` has by item the ``hours`` on one H200 and the peak ``gib`` with the paper's models and data, and the
+    number of ``runs``.
     """
-    lines = [
-        "| item | of the paper | on one H200 with real weights | numbers here | claims |",
-        "|:--|:--|:--|:--|:--|",
-    ]
+    body = []
     by_item = {item.id: scales(item, results) for item in items}
     for item in items:
         measured = "; ".join(f"{one.title}: {one.numbers} of {len(one.content['cells'])}" for one in by_item[item.id])
@@ -103,8 +96,9 @@ def page(items: Sequence[Item], results: Path, expected: Mapping[str, Mapping[st
         claims = "; ".join(f"{one.title}: {text}" for one in by_item[item.id] if (text := counted(one)))
         time = needed(item, expected.get(item.id))
         name = f"[{item.id}](#{anchor(item)})"
-        lines.append(f"| {name} | {item.number}: {item.title} | {time} | {measured or '-'} | {claims or '-'} |")
-    lines += ["", *RULE.splitlines()]
+        body.append([name, f"{item.number}: {item.title}", time, measured or "-", claims or "-"])
+    head = ["item", "of the paper", "on one H200 with real weights", "numbers here", "claims"]
+    lines = [*markdown_table(head, body, "l"), "", *RULE.splitlines()]
     for item in items:
         lines += ["", f"### {item.id}", "", *section(item, by_item[item.id], results)]
     return "\n".join(lines)
@@ -117,10 +111,12 @@ def section(item: Item, scales_: Sequence[Scale], results: Path) -> Iterator[str
         yield ""
         yield "Nothing was measured here."
     for scale in scales_:
-        folder = scale.path.parent.relative_to(results)
-        more = "".join(f", [{name}](../results/{folder}/{name})" for name in ("figure.png",) if _there(scale, name))
+        folder, limit = scale.path.parent.relative_to(results), scale.content.get("limit")
+        drawn = (scale.path.parent / "figure.png").exists()
+        more = f", [figure.png](../results/{folder}/figure.png)" if drawn else ""
+        cut = f", at most {limit} samples per data set" if limit is not None else ""
         yield ""
-        yield f"{scale.title}{_limit(scale)} ([table](../results/{folder}/table.md){more}):"
+        yield f"{scale.title}{cut} ([table](../results/{folder}/table.md){more}):"
         yield ""
         claims = scale.verdicts
         for word in VERDICTS[:-1]:
@@ -184,15 +180,9 @@ def expect_items(items: Sequence[Item]) -> dict[str, dict[str, float]]:
 
 
 def main(items: Sequence[Item], write: bool = False, again: bool = False) -> int:
-    """Print or write the generated part of the page.
-
-    Args:
-        items: all items.
-        write: write it into docs/reproduce.md.
-        again: predict times and memory anew.
-    """
+    """Print the generated part of the page, or `write` it into docs/reproduce.md; `again`: predict all times anew."""
     if again:
-        atomic.replace_file(EXPECTED, (json.dumps(expect_items(items), indent=1) + "\n").encode())
+        atomic.replace_file(EXPECTED, as_json(expect_items(items)).encode())
     if not write:
         print(reproduce_block(items).text)
         return 0
@@ -210,16 +200,4 @@ def reproduce_block(items: Sequence[Item]) -> Block:
 
 def stored_predictions() -> dict[str, dict[str, float]]:
     """Return the expected time and memory by item, as they were predicted last; empty if they never were."""
-    expected: dict[str, dict[str, float]] = {}
-    if EXPECTED.exists():
-        expected = stored.content(EXPECTED)
-    return expected
-
-
-def _there(scale: Scale, name: str) -> bool:
-    return (scale.path.parent / name).exists()
-
-
-def _limit(scale: Scale) -> str:
-    limit = scale.content.get("limit")
-    return f", at most {limit} samples per data set" if limit is not None else ""
+    return dict(stored.content(EXPECTED)) if EXPECTED.exists() else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,11 @@ from kvbench.models.spec import ModelConfig, is_random
 from kvbench.util.schema import build
 
 Launcher = Literal["local", "joblib"]
+
+
+def given_of(overrides: Iterable[str]) -> dict[str, str]:
+    """Return the values of overrides by key."""
+    return {text.partition("=")[0]: text.partition("=")[2] for text in overrides}
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,11 @@ class Run:
     overrides: tuple[str, ...]
     model: str
     data: str
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The values by key."""
+        return given_of(self.overrides)
 
     @property
     def command(self) -> str:
@@ -57,14 +67,10 @@ class RunOutcome:
 
 
 def run_of(setting: str, model: str, data: Sequence[str], plan: Any, options: Sequence[str] = ()) -> Run:
-    """Return the run of a setting, as it would be typed.
+    """Return the run of a setting (:mod:`kvbench.config.setting`), as it would be typed.
 
-    Args:
-        setting: method, quantizer and options (:mod:`kvbench.config.setting`).
-        model: value of ``model=``.
-        data: overrides of the data set, of which the first is ``dataset=CHOICE``.
-        plan: the command line's :class:`~experiments.plan.Plan`.
-        options: further overrides.
+    `data` are overrides of the data set, of which the first is ``dataset=CHOICE``; `options` are further ones; `plan`
+    is the command line's :class:`~experiments.data.Plan`.
     """
     where = ["runtime.rerun=true"] if plan.rerun else []
     where += [] if plan.device == "auto" else [f"runtime.device={plan.device}"]
@@ -123,12 +129,7 @@ def has_gpu() -> bool:
 
 
 def execute(run: Run, threads: int | None = None) -> RunOutcome:
-    """Do what is missing of a run in this process.
-
-    Args:
-        run: the run.
-        threads: torch's threads; None: unchanged.
-    """
+    """Do what is missing of a run in this process, with so many of torch's threads (None: unchanged)."""
     from kvbench.runner.run import answer_run
 
     for key in (("model", run.model), ("data", run.data)):
@@ -184,7 +185,7 @@ def calibrate(config: Mapping[str, Any], run: Run) -> None:
     except ConfigError as error:
         if error.key != CALIBRATION:
             raise
-    given = {text.partition("=")[0]: text.partition("=")[2] for text in run.overrides}
+    given = run.given
     random = is_random(given.get("model.weights"))
     if not random:
         locate(build(ModelConfig, config["model"], "model"))
@@ -195,12 +196,9 @@ def calibrate(config: Mapping[str, Any], run: Run) -> None:
 
 
 def execute_all(runs: Sequence[Run], launcher: Launcher = "local", jobs: int = -1) -> Iterator[RunOutcome]:
-    """Do what is missing of each run and yield its outcome: in order, or with ``joblib`` as the runs end.
+    """Do what is missing of each run, once, and yield its outcome: in order, or with ``joblib`` as the runs end.
 
-    Args:
-        runs: the runs; the same one twice is made once.
-        launcher: ``local``: in this process; ``joblib``: in worker processes of one thread each.
-        jobs: number of worker processes; -1: one for each processor.
+    ``joblib`` has so many worker processes (-1: one for each processor), of one thread each.
     """
     runs = list(dict.fromkeys(runs))
     if launcher == "local" or len(runs) < 2:

@@ -17,9 +17,9 @@ from experiments.checks.rules import Block
 from experiments.fold import forced
 from experiments.fold.analytic import length
 from experiments.fold.forced import FOLDER
+from experiments.stored import ROOT, markdown_table
 from kvbench.util import atomic
 
-ROOT = Path(__file__).resolve().parents[1]
 #: cases in the order of the table, with their names
 CASES = {
     "quantspec": "QuantSpec",
@@ -56,9 +56,7 @@ class Results:
 
     def measured(self, row: Row) -> Row:
         """Return what was measured in blocks of tokens at the acceptance of the file; empty if nothing was."""
-        if row["case"] == "plain":
-            return row
-        return next((one for one in row.get("measured", ()) if one["acceptance"] == self.at), {})
+        return row if row["case"] == "plain" else forced.at_acceptance(row, self.at)
 
     def ms(self, row: Row | None) -> float | None:
         """Return the measured milliseconds per token of a row."""
@@ -81,12 +79,6 @@ def name(key: Key) -> str:
     model, batch, context = key
     text = f"{MODELS.get(model, model)}, {length(context)}"
     return text if batch == 1 else f"{text}, batch {batch}"
-
-
-def right_aligned_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table whose columns but the first are right-aligned."""
-    rule = "|:--|" + "--:|" * (len(head) - 1)
-    return [f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(line)} |" for line in lines)]
 
 
 def number_or_dash(value: float | None, digits: int = 2) -> str:
@@ -116,7 +108,7 @@ def speeds(results: Results) -> list[str]:
         factors = [number_or_dash(results.factor(key, case)) for case in CASES]
         lines.append([name(key), *figures, *factors, number_or_dash(break_even(results, key))])
     head = ("", "bf16, ms", "QuantSpec, ms", "γ", *(f"{title}, x" for title in CASES.values()), "pays from a =")
-    return right_aligned_table(head, lines)
+    return markdown_table(head, lines)
 
 
 def brief(results: Results) -> list[str]:
@@ -128,7 +120,7 @@ def brief(results: Results) -> list[str]:
             figures = row["plain_ms"], results.measured(row)["ms"], results.factor(key, "quantspec")
             lines.append([name(key), *map(number_or_dash, figures), number_or_dash(break_even(results, key))])
     head = ("", "bf16, ms a token", "QuantSpec, ms a token", "speed-up, x", "pays from an acceptance of")
-    return right_aligned_table(head, lines)
+    return markdown_table(head, lines)
 
 
 def part_table(results: Results) -> list[str]:
@@ -146,9 +138,7 @@ def part_table(results: Results) -> list[str]:
         factors.append(None if auto is None else plain / auto["ms"])
         lines.append([name(key), *(number_or_dash(figure, 3) for figure in figures), *map(number_or_dash, factors)])
     names = ("one draft", "verification", "rest of a round", "flushes per token")
-    return right_aligned_table(
-        ("", *(f"{title}, ms" for title in names), "expected, x", "measured, x", "γ=auto, x"), lines
-    )
+    return markdown_table(("", *(f"{title}, ms" for title in names), "expected, x", "measured, x", "γ=auto, x"), lines)
 
 
 def peaks(results: Results) -> list[str]:
@@ -158,7 +148,7 @@ def peaks(results: Results) -> list[str]:
         rows = [results.rows[key].get(case) for case in ("plain", *CASES)]
         peaks = [row.get("peak") if row else None for row in rows]
         lines.append([name(key), *(number_or_dash(None if peak is None else peak / 2**30, 1) for peak in peaks)])
-    return right_aligned_table(("", "bf16", *CASES.values()), lines)
+    return markdown_table(("", "bf16", *CASES.values()), lines)
 
 
 def speed_up_grid(results: Results, key: Key) -> list[str]:
@@ -174,7 +164,7 @@ def speed_up_grid(results: Results, key: Key) -> list[str]:
         seen = next((one for one in row["measured"] if one["acceptance"] == acceptance), None)
         measured = "-" if seen is None else f"{plain / seen['ms']:.2f} (γ {seen['gamma']})"
         lines.append([f"{acceptance:.2f}", *shown, measured])
-    return right_aligned_table((name(key), *(f"γ {gamma}" for gamma in gammas), "measured"), lines)
+    return markdown_table((name(key), *(f"γ {gamma}" for gamma in gammas), "measured"), lines)
 
 
 def speculation_tables(results: Results) -> str:

@@ -9,13 +9,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from experiments import stored
+from experiments.data import Plan
 from experiments.draw.figure import draw_item
 from experiments.draw.table import item_markdown, latex, to_csv
 from experiments.fold.cells import Cell, Folded, Heading, Verdict, interval_fields
 from experiments.fold.claims import OPEN
 from experiments.item import Item
 from experiments.place import Choice, Place, place_result
-from experiments.plan import Plan
 from kvbench.metrics import intervals
 from kvbench.util import atomic
 
@@ -83,16 +83,8 @@ def read_folded(content: dict[str, Any]) -> Folded:
     headings = [Heading(**heading) for heading in content["headings"]]
     shares = {heading.name for heading in headings if heading.unit == "%"}
     cells = [_read_cell(cell, 100.0 if cell["column"] in shares else None) for cell in content["cells"]]
-    return Folded(
-        headings=headings,
-        rows=content["rows"],
-        models=content["models"],
-        cells=cells,
-        base=content["base"],
-        verdicts=claims_of(content),
-        notes=content["notes"],
-        marks=content["marks"],
-    )
+    kept = {key: content[key] for key in ("rows", "models", "base", "notes", "marks")}
+    return Folded(headings=headings, cells=cells, verdicts=claims_of(content), **kept)
 
 
 def claims_of(content: Mapping[str, Any]) -> list[Verdict]:
@@ -107,32 +99,23 @@ def claims_of(content: Mapping[str, Any]) -> list[Verdict]:
 
 
 def _read_cell(known: dict[str, Any], scale: float | None) -> Cell:
-    """Return a cell of a ``cells.json``.
-
-    Args:
-        known: the cell.
-        scale: the largest number of its column, if it is a share or a score; else None.
-    """
+    """Return a cell of a ``cells.json``; `scale` is the largest number of a column of shares or scores, else None."""
     cell = Cell(**{**{key: value for key, value in known.items() if key != "difference"}, "runs": (*known["runs"],)})
     if "low" in known or cell.ours is None or cell.stderr is None:
         return cell
     if scale is None:
-        more = interval_fields(cell.ours, cell.stderr, cell.n)
-        return replace(
-            cell,
-            **more,
-            **({} if cell.to_base is None else interval_fields(cell.to_base, cell.to_base_stderr, cell.n, "to_base_")),
-        )
+        more = interval_fields(intervals.of_moments(cell.ours, cell.stderr, cell.n))
+        if cell.to_base is not None:
+            more |= interval_fields(intervals.of_moments(cell.to_base, cell.to_base_stderr, cell.n), "to_base_")
+        return replace(cell, **more)
     own, error = cell.ours / scale, cell.stderr / scale
     low, high = intervals.of_score_moments(own, error, cell.n) or (0.0, 1.0)
     cell = replace(cell, low=scale * low, high=scale * high)
     if cell.to_base is None or cell.to_base_stderr is None:
         return cell
-    pair = intervals.of_pair_moments(own, own - cell.to_base / scale, cell.to_base_stderr / scale, cell.n) or (
-        -1.0,
-        1.0,
-    )
-    return replace(cell, to_base_low=scale * pair[0], to_base_high=scale * pair[1])
+    gap, spread = cell.to_base / scale, cell.to_base_stderr / scale
+    low, high = intervals.of_pair_moments(own, own - gap, spread, cell.n) or (-1.0, 1.0)
+    return replace(cell, to_base_low=scale * low, to_base_high=scale * high)
 
 
 def _finite(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The figures of the documents, each with the file that it comes from (:mod:`experiments.check`).
 
-A module for each folder of results, or for all documents that programs write as a whole. Each has a function of its
-sentences and tables (:mod:`~experiments.checks.rules`). They import no torch.
+A module for each folder of results, or for all documents that programs write as a whole. Each has a function of rules,
+of sentences and of tables (:mod:`~experiments.checks.rules`). They import no torch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ def all_rules() -> Iterator[Rule]:
     from experiments.checks.formats import format_rules
     from experiments.checks.h200 import h200_rules
     from experiments.checks.h200_tables import h200_table_rules
-    from experiments.checks.latency import latency_rules
     from experiments.checks.methods import method_rules
     from experiments.checks.mini import mini_rules
     from experiments.checks.written import written_rules
+    from experiments.efficiency.latency import latency_rules
 
     for rules in (h200_rules, h200_table_rules, mini_rules, format_rules, latency_rules, method_rules, written_rules):
         yield from rules()

@@ -5,20 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from experiments.checks.figures import (
-    KI,
-    Row,
-    benchmark_rows,
-    load_result_json,
-    markdown_grid,
-    one,
-    range_text,
-    some,
-    spread,
-)
-from experiments.checks.rules import Block, Rule, Text
+from experiments.checks.rules import KI, Block, Rule, Text, range_text, spread
 from experiments.formats import which
-from experiments.formats.tpot import SOURCE, measured_tpot
+from experiments.formats.which import SOURCE, measured_tpot
+from experiments.stored import Row, benchmark_rows, grid, load_result_json, one, some
 
 LINES, CLAIMS = "results/formats/lines.json", "results/formats/claims.json"
 FOLDER = "results/h200/formats"
@@ -99,7 +89,7 @@ def _turboquant() -> str:
         cell = f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
         score = f"{100 * row['vs_fp16']['diff'] or 0.0:+.1f} ± {100 * row['vs_fp16']['stderr']:.1f}"
         body.append([label, f"{row['bits']:.2f}", cell, f"{100 * row['same_top']['share']:.1f} %", score])
-    return markdown_grid("| TurboQuant | bits | KL divergence, mean | same first choice | score, points |", body)
+    return grid("| TurboQuant | bits | KL divergence, mean | same first choice | score, points |", body)
 
 
 def _closeness() -> list[Text]:

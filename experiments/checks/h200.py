@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.checks.figures import GIB, KI, Row, benchmark_rows, load_result_json, one, range_text, some
-from experiments.checks.rules import Rule, Text
+from experiments.checks.rules import GIB, KI, Rule, Text, range_text
+from experiments.stored import Row, benchmark_rows, load_result_json, one, some
 
 FOLDER = "results/h200"
 PAGE, SPEED, FAQ = f"{FOLDER}/README.md", "docs/speed.md", "docs/faq.md"

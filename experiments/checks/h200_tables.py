@@ -7,7 +7,6 @@ from typing import Any
 
 from experiments import speculation
 from experiments.checks import h200
-from experiments.checks.figures import GIB, KI, Row, benchmark_rows, load_result_json, markdown_grid, one, some, three
 from experiments.checks.h200 import (
     FIRST,
     FOLDER,
@@ -23,7 +22,8 @@ from experiments.checks.h200 import (
     roof,
     step,
 )
-from experiments.checks.rules import Block, Rule
+from experiments.checks.rules import GIB, KI, Block, Rule, three
+from experiments.stored import Row, benchmark_rows, grid, load_result_json, one, some
 
 PRODUCTS, HOUSE = f"{FOLDER}/products.json", f"{FOLDER}/house"
 #: lines of the table of attention: label, microseconds that were aimed at, and the point
@@ -89,7 +89,7 @@ def attention_point_table() -> str:
         faster = [f"{row['best_us'] / row['us']:.1f}" for row in measured]
         ratio = " / ".join(faster if label.startswith("int2") else faster[:1])
         body.append([label, str(gate), times, f"{shares} %", best, ratio])
-    return markdown_grid("| point | gate | CUDA kernel | share of the read ceiling | best bf16 | x |", body, "---")
+    return grid("| point | gate | CUDA kernel | share of the read ceiling | best bf16 | x |", body, "-")
 
 
 def share(row: Row) -> float:
@@ -111,7 +111,7 @@ def layers() -> str:
         cells = [f"{three(r['us'])} ({r['best_us'] / r['us']:.1f}x, {share(r):.0f}%)" for r in measured]
         body.append([label, three(measured[0]["best_us"]), *cells])
     head = "| µs (x over bf16, share of the read ceiling) | bf16 SDPA | int8 | int4, G 32 | int4, G 128 | int2, G 128 |"
-    return markdown_grid(head, body)
+    return grid(head, body)
 
 
 def decode_step_table() -> str:
@@ -126,7 +126,7 @@ def decode_step_table() -> str:
             cells += [f"{roof(row, 'expected_tpot_s'):.2f}", f"{row['over_used']:.3f}"]
         body.append(cells)
     head = "| setting | 32k: gate | ms | roof | expected | peak | 128k: gate | ms | roof | expected | peak |"
-    return markdown_grid(head, body, "---")
+    return grid(head, body, "-")
 
 
 def models() -> str:
@@ -145,7 +145,7 @@ def models() -> str:
         ["128k", *(f"{median(row):.2f} ({roof(row):.2f})" for row in long)],
         ["peak while decoding at 128k, GiB", *(f"{row['peak']['decode'] / GIB:.1f}" for row in long)],
     ]
-    return markdown_grid(f"| | {' | '.join(name.removesuffix(', W 64') for name in names)} |", body)
+    return grid(f"| | {' | '.join(name.removesuffix(', W 64') for name in names)} |", body)
 
 
 def odd_windows() -> str:
@@ -158,7 +158,7 @@ def odd_windows() -> str:
     ):
         measured = [(median(row), 1e3 * row["tpot_s"]["p99"], roof(row)) for row in h200.odd_steps(file, setting)]
         body.append([label, *(f"{figure:.2f}" for figures in measured for figure in figures)])
-    return markdown_grid("| setting | 32k: median | p99 | roof | 128k: median | p99 | roof |", body, "---")
+    return grid("| setting | 32k: median | p99 | roof | 128k: median | p99 | roof |", body, "-")
 
 
 def prefill() -> str:
@@ -180,7 +180,7 @@ def prefill() -> str:
             cells += [f"{row['seconds']:.{digits}f} ({ratio:.{1 if digits == 3 or ratio < 99.95 else 0}f} %){search}"]
             cells += [f"{row['peak'] / GIB:.1f}"]
         body.append([*cells, *["-"] * (5 - len(cells))])
-    return markdown_grid("| 7B | 32k: s | peak, GiB | 128k: s | peak, GiB |", body, "---")
+    return grid("| 7B | 32k: s | peak, GiB | 128k: s | peak, GiB |", body, "-")
 
 
 def batches() -> str:
@@ -197,7 +197,7 @@ def batches() -> str:
             cells += [f"{median(last):.1f}{unit}", f"{roof(last):.1f}"]
         body.append(cells)
     head = "| setting | 4k: tokens/s at 4 / 16 / 64 / largest | largest (oom) | TPOT there | roof "
-    return markdown_grid(head + "| 8k: 4 / 16 / largest | largest (oom) | TPOT there | roof |", body, "---")
+    return grid(head + "| 8k: 4 / 16 / largest | largest (oom) | TPOT there | roof |", body, "-")
 
 
 def throughput() -> str:
@@ -216,7 +216,7 @@ def throughput() -> str:
         ["8B, LogQuant's setting", largest(h200.logquant_setting("fp16")), "", more, ""],
     ]
     head = "| tokens per second (batch) | fp16 | kivi int4, G 128 | logquant int2 | cocktail 10/30/60 |"
-    return markdown_grid(head, body)
+    return grid(head, body)
 
 
 def products() -> str:
@@ -233,7 +233,7 @@ def products() -> str:
         if by == "kernel":
             reached = [f"{100 * row['bytes'] / row['us'] / 1e3 / ceiling:.0f} %" for row in own]
             body.append([f"... of plain reads' {ceiling / 1e3:.2f} TB/s", *reached])
-    return markdown_grid(f"| | {' | '.join(f'{high} x {wide}' for high, wide in shapes)} |", body, "---")
+    return grid(f"| | {' | '.join(f'{high} x {wide}' for high, wide in shapes)} |", body, "-")
 
 
 def house() -> str:
@@ -245,4 +245,4 @@ def house() -> str:
         change = 100 * ((third + fourth) / (first + second) - 1)
         cells = [f"{first:.3f}, {second:.3f}", f"{third:.3f}, {fourth:.3f}", f"{change:+.2f} %"]
         body.append([row["setting"], f"{row['context'] // KI}k", *cells])
-    return markdown_grid("| setting | tokens | before | after | after to before |", body)
+    return grid("| setting | tokens | before | after | after to before |", body)

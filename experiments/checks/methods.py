@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from experiments import quickstart
-from experiments.checks.figures import MIB, csv_rows, load_result_json, markdown_grid, one, spread
-from experiments.checks.rules import Block, Rule, Text
+from experiments.checks.rules import MIB, Block, Rule, Text, spread
+from experiments.stored import csv_rows, grid, load_result_json, one
 from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.load import load_method
 
@@ -63,7 +63,7 @@ def sensitivity() -> str:
         ["mean score, %", *(f"{100 * cell['score']:.1f}" for cell in means.values())],
         ["to fp16, points", "", *changes],
     ]
-    return markdown_grid("| | fp16 | kivi int4 | kivi int3 | kivi int2 | kivi int2, keys per token | atom int4 |", body)
+    return grid("| | fp16 | kivi int4 | kivi int3 | kivi int2 | kivi int2, keys per token | atom int4 |", body)
 
 
 def divergence_cells(run: dict[str, str], digits: int) -> list[str]:
@@ -76,7 +76,7 @@ def divergence_cells(run: dict[str, str], digits: int) -> list[str]:
 def oscar() -> str:
     """Return the table of OSCAR's parts."""
     body = [[label, *divergence_cells(one(csv_rows(OSCAR_RUNS), run=name), 3)] for label, name in OSCAR.items()]
-    return markdown_grid("| | KL divergence, mean | 99.9 % | KV bytes, MiB |", body)
+    return grid("| | KL divergence, mean | 99.9 % | KV bytes, MiB |", body)
 
 
 def keep_method_table() -> str:
@@ -88,7 +88,7 @@ def keep_method_table() -> str:
         size = int(key["kv_bytes"]) / MIB
         body.append([f"`{label}`", *divergence_cells(text, 4), f"{score:.0f} ± {error:.0f}", f"{size:.2f}"])
     head = "| `method=keep` | KL divergence, mean | 99.9 % | KV bytes, MiB | exact matches, % | KV bytes, MiB |"
-    return markdown_grid(head, body)
+    return grid(head, body)
 
 
 def drafts() -> str:
@@ -98,7 +98,7 @@ def drafts() -> str:
         if cell["gamma"] == 4:
             share = f"{100 * cell['acceptance_rate']:.1f} ± {100 * cell['stderr']:.1f}"
             cells.setdefault(cell["draft"], []).append(share)
-    return markdown_grid(f"| {' | '.join(cells)} |", [[" / ".join(pair) for pair in cells.values()]], "--:")
+    return grid(f"| {' | '.join(cells)} |", [[" / ".join(pair) for pair in cells.values()]], "r")
 
 
 def report() -> str:
@@ -108,7 +108,7 @@ def report() -> str:
     body += [["writing the page, s", f"{page['written_s']:.1f}", ""]]
     for name, wall in page["median_ms"].items():
         body += [[f"{name}, ms", f"{wall:.0f}", f"{page['median_cpu_ms'][name]:.0f}"]]
-    return markdown_grid("| | median | processor time |", body)
+    return grid("| | median | processor time |", body)
 
 
 def _small() -> list[Text]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.checks.figures import MIB, ROOT, Row, load_result_json, markdown_grid, one, spread
-from experiments.checks.rules import Block, Rule, Text
+from experiments.checks.rules import MIB, Block, Rule, Text, spread
+from experiments.stored import ROOT, Row, grid, load_result_json, one
 
 PAGE, FAQ, METHODS = "results/mini/README.md", "docs/faq.md", "docs/methods.md"
 SCORES, PAIRS = "results/mini/scores.json", "results/mini/pairs.json"
@@ -186,7 +186,7 @@ def _methods() -> str:
         ["Δ", *(signed(to_fp16(name)) for name in COLUMNS.values())],
         [f"KV bytes, MiB (fp16 {mib('fp16'):.2f})", *(f"{mib(name):.2f}" for name in COLUMNS.values())],
     ]
-    return markdown_grid(f"| | {' | '.join(COLUMNS)} |", body)
+    return grid(f"| | {' | '.join(COLUMNS)} |", body)
 
 
 def _chunks() -> str:
@@ -201,7 +201,7 @@ def _chunks() -> str:
         label = "multi_value (its three places)" if task == "multi_value" else task
         body.append([label, *figures[task, "whole words"], *figures[task, "tokens, decoded"]])
     head = "| task | key | all parts of the key | answer | decoded tokens: key | all parts | answer |"
-    return markdown_grid(head, body, "---")
+    return grid(head, body, "-")
 
 
 def _search() -> str:
@@ -211,4 +211,4 @@ def _search() -> str:
         digits = 1 if name == "both" else 0
         shares = [f"{100 * cell[key]:.{digits}f}" for key in ("first", "second")]
         body.append([name.split("@")[0], *shares, signed(spread(cell)), str(cell["n"])])
-    return markdown_grid("| task | search | random | Δ | n |", body, "---")
+    return grid("| task | search | random | Δ | n |", body, "-")

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from experiments import registry, reproduce, stored
-from experiments.checks.figures import ROOT, csv_rows, load_result_json
 from experiments.checks.rules import Block, Rule, Text
 from experiments.draw.table import item_markdown
 from experiments.efficiency.fold import point_tables
-from experiments.formats.report import formats_markdown
-from experiments.formats.tpot import SOURCE, step_milliseconds
-from experiments.mini.report import mini_markdown
+from experiments.formats.fold import formats_markdown
+from experiments.formats.which import SOURCE, step_milliseconds
+from experiments.mini.fold import mini_markdown
 from experiments.place import TRIALS
-from experiments.quantspec import lines
-from experiments.quantspec.table import differences, rates
+from experiments.quantspec.table import differences, equality_rows, rates
+from experiments.stored import ROOT, csv_rows, load_result_json
 from experiments.tiny import perplexity, report
 from experiments.write import read_folded
 from kvbench.analysis.outcome import Outcome, analysis_markdown
@@ -49,7 +48,7 @@ def written_rules() -> Iterator[Rule]:
         parts += [*rates(mine), *differences(mine)]
     yield Block(f"{ACCEPTANCE}.md", "\n".join(parts), f"{ACCEPTANCE}.json")
     yield Block(
-        f"{EQUALITY}.md", "\n".join(lines.gamma_rows(load_result_json(f"{EQUALITY}.json")["rows"])), f"{EQUALITY}.json"
+        f"{EQUALITY}.md", "\n".join(equality_rows(load_result_json(f"{EQUALITY}.json")["rows"])), f"{EQUALITY}.json"
     )
     for name, write in (
         ("scores", lambda content: report.score_table(content["scores"])),

@@ -15,20 +15,14 @@ AVERAGE = "Average"
 
 #: random prompts have no chunk that resembles the question: the widths are shares by rank
 TIMED = "cocktail:split=[10,30,60]:encoder=bm25"
-COCKTAIL = Row(
-    name="Cocktail",
-    setting="cocktail",
-    small="cocktail:encoder=bm25",
-    timed=TIMED,
-    published={"method": "Cocktail"},
-)
+COCKTAIL = Row("Cocktail", "cocktail", small="cocktail:encoder=bm25", timed=TIMED, published={"method": "Cocktail"})
 METHODS = (
-    Row(name="FP16", setting="fp16", published={"method": "FP16"}),
-    Row(name="Atom INT2", setting="atom:int2_token", published={"method": "Atom"}),
-    Row(name="Atom INT4", setting="atom:int4_token", published={"method": "Atom"}),
-    Row(name="KIVI INT2", setting="kivi:int2", published={"method": "KIVI"}),
-    Row(name="KIVI INT4", setting="kivi:int4", published={"method": "KIVI"}),
-    Row(name="KVQuant", setting="kvquant", published={"method": "KVQuant"}),
+    Row("FP16", "fp16", published={"method": "FP16"}),
+    Row("Atom INT2", "atom:int2_token", published={"method": "Atom"}),
+    Row("Atom INT4", "atom:int4_token", published={"method": "Atom"}),
+    Row("KIVI INT2", "kivi:int2", published={"method": "KIVI"}),
+    Row("KIVI INT4", "kivi:int4", published={"method": "KIVI"}),
+    Row("KVQuant", "kvquant", published={"method": "KVQuant"}),
     COCKTAIL,
 )
 
@@ -43,8 +37,7 @@ _NAMES = {
     "repobench-p": "RepoBench-P",
 }
 DATASETS = tuple(
-    Column(name=name, data="longbench_cocktail", task=task, published={"dataset": task})
-    for task, name in _NAMES.items()
+    Column(name, "longbench_cocktail", task=task, published={"dataset": task}) for task, name in _NAMES.items()
 )
 QMSUM = DATASETS[1]
 
@@ -57,8 +50,8 @@ L40S_GIB = 44.7
 def point_column(name: str, figure: str, scale: float, unit: str, batch: int = 1, **more: Any) -> Column:
     """Return a column of time or memory with prompts as long as QMSum's and the memory of the paper's GPU."""
     return Column(
-        name=name,
-        data="efficiency",
+        name,
+        "efficiency",
         figure=figure,
         scale=scale,
         unit=unit,

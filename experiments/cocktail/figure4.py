@@ -15,23 +15,17 @@ ITEM = Grid(
     base="FP16",
     claims=(
         Claim(
-            text="Cocktail takes at least 12 % less memory than FP16 (the paper: 12 to 42 %)",
-            first="Cocktail",
-            second="FP16",
-            column=_NAME,
+            "Cocktail takes at least 12 % less memory than FP16 (the paper: 12 to 42 %)",
+            "Cocktail",
+            "FP16",
+            _NAME,
             low=-100.0,
             high="-gpu memory reduction vs FP16 (min)",
             relative=True,
         ),
         *(
             Claim(
-                text=f"Cocktail takes less memory than {name}",
-                first="Cocktail",
-                second=name,
-                column=_NAME,
-                low=-100.0,
-                high=0.0,
-                relative=True,
+                f"Cocktail takes less memory than {name}", "Cocktail", name, _NAME, low=-100.0, high=0.0, relative=True
             )
             for name in ("Atom INT2", "KIVI INT4")
         ),

@@ -15,24 +15,16 @@ ITEM = Grid(
     base="FP16",
     claims=(
         Claim(
-            text="Cocktail takes at least 32 % less time than FP16 (the paper: 32 to 52 %)",
-            first="Cocktail",
-            second="FP16",
-            column=_NAME,
+            "Cocktail takes at least 32 % less time than FP16 (the paper: 32 to 52 %)",
+            "Cocktail",
+            "FP16",
+            _NAME,
             low=-100.0,
             high="-TPOT reduction vs FP16 (min)",
             relative=True,
         ),
         *(
-            Claim(
-                text=f"Cocktail takes less time than {name}",
-                first="Cocktail",
-                second=name,
-                column=_NAME,
-                low=-100.0,
-                high=0.0,
-                relative=True,
-            )
+            Claim(f"Cocktail takes less time than {name}", "Cocktail", name, _NAME, low=-100.0, high=0.0, relative=True)
             for name in ("Atom INT2", "Atom INT4", "KIVI INT2", "KIVI INT4", "KVQuant")
         ),
     ),

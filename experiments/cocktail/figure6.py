@@ -18,20 +18,20 @@ ITEM = Grid(
     base="FP16",
     claims=(
         Claim(
-            text="at batch 1, the search makes Cocktail slower than KIVI (INT4)",
-            first="Cocktail",
-            second="KIVI INT4",
-            column="batch 1",
+            "at batch 1, the search makes Cocktail slower than KIVI (INT4)",
+            "Cocktail",
+            "KIVI INT4",
+            "batch 1",
             low=-100.0,
             high=0.0,
             relative=True,
         ),
         *(
             Claim(
-                text=f"at batch {batch}, Cocktail's throughput is above that of {name}",
-                first="Cocktail",
-                second=name,
-                column=f"batch {batch}",
+                f"at batch {batch}, Cocktail's throughput is above that of {name}",
+                "Cocktail",
+                name,
+                f"batch {batch}",
                 relative=True,
             )
             for batch, name in ((4, "KIVI INT4"), (16, "KIVI INT4"), (4, "Atom INT2"), (4, "KVQuant"))

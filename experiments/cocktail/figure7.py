@@ -11,11 +11,7 @@ def _row(series: str, alpha: float, beta: float) -> Row:
     changed = (f":alpha={alpha}" if alpha != 0.6 else "") + (f":beta={beta}" if beta != 0.1 else "")
     value = alpha if series == "alpha" else beta
     return Row(
-        name=f"{series} {value}",
-        setting=f"cocktail{changed}",
-        small=f"cocktail:encoder=bm25{changed}",
-        series=series,
-        x=value,
+        f"{series} {value}", f"cocktail{changed}", small=f"cocktail:encoder=bm25{changed}", series=series, x=value
     )
 
 
@@ -29,16 +25,16 @@ ITEM = Grid(
         *(_row("beta", 0.6, beta) for beta in _BETA),
     ),
     columns=(QMSUM,),
-    groups=(Group(name=_MEAN),),
+    groups=(Group(_MEAN),),
     base="alpha 0.6",
     claims=(
-        Claim(text="a larger alpha is worse (0.2, 0.8)", first="alpha 0.2", second="alpha 0.8", column=_MEAN),
-        Claim(text="a larger beta is better (0.3, 0.05)", first="beta 0.3", second="beta 0.05", column=_MEAN),
+        Claim("a larger alpha is worse (0.2, 0.8)", "alpha 0.2", "alpha 0.8", _MEAN),
+        Claim("a larger beta is better (0.3, 0.05)", "beta 0.3", "beta 0.05", _MEAN),
         Claim(
-            text="from some beta on nothing changes (0.3 within a point of 0.2)",
-            first="beta 0.3",
-            second="beta 0.2",
-            column=_MEAN,
+            "from some beta on nothing changes (0.3 within a point of 0.2)",
+            "beta 0.3",
+            "beta 0.2",
+            _MEAN,
             low=-1.0,
             high=1.0,
         ),

@@ -19,7 +19,7 @@ ITEM = Computed(
     number="Table I",
     title="Data sets and metrics",
     compute="statistics:of_datasets",
-    options={"rows": tuple(Described(name=f"{c.name}: {_KINDS[c.task]}", data=c) for c in DATASETS)},
+    options={"rows": tuple(Described(f"{c.name}: {_KINDS[c.task]}", c) for c in DATASETS)},
     needs="longbench_cocktail",
     caption="""The paper names data sets, tasks and metrics, and prints neither counts nor lengths. Here: the records of
     LongBench that kvbench asks. ROUGE is ROUGE-L, the similarity of code is LongBench's edit similarity.""",

@@ -13,33 +13,29 @@ ITEM = Grid(
     models=LLAMA,
     rows=tuple(
         Row(
-            name=f"chunks of {size}",
-            setting="cocktail" if size == 32 else f"cocktail:chunk_size={size}",
+            f"chunks of {size}",
+            "cocktail" if size == 32 else f"cocktail:chunk_size={size}",
             small="cocktail:encoder=bm25" if size == 32 else _BM25.format(size),
             published={"chunk_size": str(size)},
         )
         for size in (8, 16, 32, 64, 128, 256)
     ),
     columns=(QMSUM,),
-    groups=(Group(name=_MEAN, published={"dataset": "qmsum"}),),
+    groups=(Group(_MEAN, published={"dataset": "qmsum"}),),
     base="chunks of 32",
     published="cocktail_table3",
     value="rouge",
     claims=(
         Claim(
-            text="chunks of 8 are as good as chunks of 32 (within a point)",
-            first="chunks of 8",
-            second="chunks of 32",
-            column=_MEAN,
+            "chunks of 8 are as good as chunks of 32 (within a point)",
+            "chunks of 8",
+            "chunks of 32",
+            _MEAN,
             low=-1.0,
             high=1.0,
         ),
-        Claim(
-            text="chunks of 128 are worse than chunks of 32", first="chunks of 32", second="chunks of 128", column=_MEAN
-        ),
-        Claim(
-            text="chunks of 256 are worse than chunks of 32", first="chunks of 32", second="chunks of 256", column=_MEAN
-        ),
+        Claim("chunks of 128 are worse than chunks of 32", "chunks of 32", "chunks of 128", _MEAN),
+        Claim("chunks of 256 are worse than chunks of 32", "chunks of 32", "chunks of 256", _MEAN),
     ),
     caption="""The paper: Llama2-7B, QMSum, ROUGE, alpha 0.6, beta 0.1. The score is LongBench's ROUGE-L.""",
 )

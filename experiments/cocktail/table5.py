@@ -10,8 +10,8 @@ _TPOT = point_column("TPOT", "tpot_s", 1e6, "µs", digits=0, published=_KEY, val
 
 def _variant(name: str, options: str) -> Row:
     return Row(
-        name=name,
-        setting=f"cocktail{options}",
+        name,
+        f"cocktail{options}",
         small=f"cocktail:encoder=bm25{options}",
         timed=f"{TIMED}{options}",
         published={"variant": name},
@@ -24,54 +24,30 @@ ITEM = Grid(
     title="The two modules",
     models=(*LLAMA, *(model for model in MODELS if model not in LLAMA)),
     rows=(
-        Row(name="Baseline", setting="fp16", published={"variant": "Baseline"}),
+        Row("Baseline", "fp16", published={"variant": "Baseline"}),
         _variant("w/o Module I", ":search=none"),
         _variant("w/o Module II", ":reorder=false"),
         _variant("Cocktail", ""),
     ),
     columns=(QMSUM, _MEMORY, _TPOT),
-    groups=(Group(name="Score", published={"dataset": "qmsum"}),),
+    groups=(Group("Score", published={"dataset": "qmsum"}),),
     mini=MINI,
     base="Baseline",
     published="cocktail_table5",
     claims=(
-        Claim(text="without module I the score drops", first="Cocktail", second="w/o Module I", column="Score"),
+        Claim("without module I the score drops", "Cocktail", "w/o Module I", "Score"),
         Claim(
-            text="without module II the score stays (within a point)",
-            first="w/o Module II",
-            second="Cocktail",
-            column="Score",
+            "without module II the score stays (within a point)",
+            "w/o Module II",
+            "Cocktail",
+            "Score",
             low=-1.0,
             high=1.0,
         ),
-        Claim(
-            text="without module II memory grows",
-            first="w/o Module II",
-            second="Cocktail",
-            column="GPU memory",
-            relative=True,
-        ),
-        Claim(
-            text="without module II TPOT grows", first="w/o Module II", second="Cocktail", column="TPOT", relative=True
-        ),
-        Claim(
-            text="memory is below FP16's",
-            first="Cocktail",
-            second="Baseline",
-            column="GPU memory",
-            low=-100.0,
-            high=0.0,
-            relative=True,
-        ),
-        Claim(
-            text="TPOT is below FP16's",
-            first="Cocktail",
-            second="Baseline",
-            column="TPOT",
-            low=-100.0,
-            high=0.0,
-            relative=True,
-        ),
+        Claim("without module II memory grows", "w/o Module II", "Cocktail", "GPU memory", relative=True),
+        Claim("without module II TPOT grows", "w/o Module II", "Cocktail", "TPOT", relative=True),
+        Claim("memory is below FP16's", "Cocktail", "Baseline", "GPU memory", low=-100.0, high=0.0, relative=True),
+        Claim("TPOT is below FP16's", "Cocktail", "Baseline", "TPOT", low=-100.0, high=0.0, relative=True),
     ),
     caption=f"""The paper: Llama2-7B, QMSum, one L40S; it calls QMSum's ROUGE "F1 score", and says neither the batch nor
     what memory it counted; the other models are ours alone. Without module I, as many chunks of each width are drawn at

@@ -7,10 +7,18 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from experiments.draw.panels import panels
-from experiments.draw.style import COLOURS, HATCHES, LETTERS, MARKERS, TITLE, WIDTH
 from experiments.fold.cells import Cell, Folded
 from experiments.item import Grid, Item
+
+#: Okabe and Ito's colours, which people with any colour vision can tell apart; markers and hatches differ as well
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+HATCHES = ("", "//", "\\\\", "xx", "..", "--", "++", "oo")
+#: width of a picture in inches (a text column of two), and its letters in points
+WIDTH, LETTERS = 6.5, 9
+#: characters of a title's line
+TITLE = 88
+
 
 NO_MATPLOTLIB = "no figure, because matplotlib is not installed.\n  hint: run pip install 'kvbench[plot]'"
 
@@ -172,13 +180,14 @@ def _label(item: Item, folded: Folded) -> str:
     return item.y.replace("GiB", "MiB") if small else item.y
 
 
-def _panels(places: Sequence[object], pyplot: Any) -> tuple[Any, list[Any]]:
-    """Return a figure with a panel per place, two in a row."""
-    across = min(2, len(places))
+def _panels(
+    places: Sequence[object], pyplot: Any, most: int = 2, high: float = 2.7, title: float = 0.5, least: float = 0.0
+) -> tuple[Any, list[Any]]:
+    """Return a figure with a panel per place, at most `most` in a row, and its panels; heights are in inches."""
+    across = min(most, len(places))
     down = -(-len(places) // across)
-    figure, axes = pyplot.subplots(
-        down, across, figsize=(WIDTH, 2.7 * down + 0.5), constrained_layout=True, squeeze=False
-    )
+    size = (WIDTH, max(least, high * down + title))
+    figure, axes = pyplot.subplots(down, across, figsize=size, constrained_layout=True, squeeze=False)
     panels = [panel for line in axes for panel in line]
     for panel in panels[len(places) :]:
         panel.set_axis_off()
@@ -200,4 +209,41 @@ def _errors(cells: Sequence[Cell | None]) -> list[float]:
     return [0.0 if cell is None or cell.stderr is None else cell.stderr for cell in cells]
 
 
-_DRAWERS = {"lines": _draw_lines, "bars": _bars, "sweep": _sweep, "heat": _heat, "boxes": _boxes, "panels": panels}
+def _arrays(item: Item, folded: Folded, pyplot: Any) -> Any:
+    """Draw ``arrays["panels"]``, a list of panels, ``arrays["across"]`` of them side by side.
+
+    A panel has ``title``, ``x``, ``y``, ``log`` (both axes are logarithmic), ``length`` (x is from 0 to it) and
+    ``series``: each has ``x``, ``y``, a ``label`` (may be empty) and a ``kind``: ``line``, ``dashes``, ``stems`` or
+    ``points``.
+    """
+    contents = folded.arrays["panels"]
+    figure, places = _panels(contents, pyplot, folded.arrays.get("across", 2), 1.35, 0.4, 2.6)
+    for place, content in zip(places, contents, strict=False):
+        for number, series in enumerate(content["series"]):
+            _series(place, series, number)
+        if content.get("log"):
+            place.set_xscale("log", base=2)
+            place.set_yscale("log")
+        if "length" in content:
+            place.set_xlim(-0.02 * content["length"], 1.02 * content["length"])
+        place.set(xlabel=content.get("x", ""), ylabel=content.get("y", ""))
+        place.set_title(content.get("title", ""), fontsize=8)
+        place.grid(alpha=0.3)
+        if any(series.get("label") for series in content["series"]):
+            place.legend(fontsize=7, frameon=False)
+    return figure
+
+
+def _series(place: Any, series: dict[str, Any], number: int) -> None:
+    x, y, label, colour = series["x"], series["y"], series.get("label") or None, COLOURS[number % len(COLOURS)]
+    if series["kind"] == "stems":
+        place.vlines(x, 0, y, color=colour, linewidth=0.8, label=label)
+    elif series["kind"] == "points":
+        place.plot(x, y, linestyle="", marker="v", markersize=4, color="#D55E00", label=label)
+    elif series["kind"] == "dashes":
+        place.plot(x, y, linestyle="--", color="#7F7F7F", linewidth=1.2, label=label)
+    else:
+        place.plot(x, y, marker=MARKERS[number % len(MARKERS)], markersize=4, color=colour, linewidth=1.2, label=label)
+
+
+_DRAWERS = {"lines": _draw_lines, "bars": _bars, "sweep": _sweep, "heat": _heat, "boxes": _boxes, "panels": _arrays}

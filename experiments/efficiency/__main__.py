@@ -1,19 +1,19 @@
 """``python -m experiments.efficiency``: measure a grid on this GPU, or fold what was measured into tables and plots.
 
 ``--run logquant`` measures LogQuant's own setting, ``--run batch`` and ``--run context`` a 7B model against batch and
-context (what is typed after ``--`` is added to the bench's arguments); ``--fold FILE_OR_FOLDER ...`` reads JSON files
-of ``kvbench.bench memory | tpot``, folders of such files, and folders of runs of ``dataset=efficiency``.
+context; ``--model`` another model, whose tables are in results/MODEL/efficiency (what is typed after ``--`` is added to
+the bench's arguments). ``--fold FILE_OR_FOLDER ...`` reads JSON files of ``kvbench.bench memory | tpot``, folders of
+such files, and folders of runs of ``dataset=efficiency``.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
+from experiments import measured
 from experiments.efficiency.fold import fold_efficiency, read_points
-from experiments.measured import keep_measured_table
-from experiments.place import add_options, choice, place_result
+from experiments.place import choice, place_result
 from kvbench.errors import KvbenchError
 
 COCKTAIL = "cocktail:split=10/30/60,encoder=bm25"
@@ -38,27 +38,22 @@ def main(argv: list[str] | None = None) -> int:
     """Measure or fold; the bench's exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
     given, more = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
-    parser = argparse.ArgumentParser(prog="python -m experiments.efficiency", description=__doc__)
+    parser = measured.command_line("experiments.efficiency", __doc__, "")
+    parser.add_argument("--model", help="model to measure (default: that of the grid)")
     parser.add_argument("--run", choices=GRIDS, help="measure this grid first")
-    parser.add_argument(
-        "--fold",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="PLACE",
-        help="files and folders with measured points, to make tables and plots from",
-    )
-    parser.add_argument("--out", type=Path, default=Path("results/efficiency"), help="folder for tables and plots")
-    add_options(parser)
+    folded = "files and folders with measured points, to make tables and plots from"
+    parser.add_argument("--fold", nargs="+", type=Path, default=[], metavar="PLACE", help=folded)
     args = parser.parse_args(given)
     if not args.run and not args.fold:
         parser.error("nothing to do; use --run or --fold")
+    args.out = args.out or measured.home("results/efficiency", args.model or measured.TINY)
     status, places = 0, list(args.fold)
     if args.run:
         from kvbench.bench.__main__ import main as bench
 
         folder = place_result(args.out, choice(args)).path
-        status = bench([*GRIDS[args.run], "--out", str(folder), "--name", args.run, *more])
+        model = ["--model", args.model] if args.model else []
+        status = bench([*GRIDS[args.run], *model, "--out", str(folder), "--name", args.run, *more])
         places.append(folder / f"{args.run}.json")
     try:
         points = read_points(places)
@@ -68,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     if not points:
         print(f"error: there are no points in {', '.join(map(str, places))}", file=sys.stderr)
         return status or 2
-    return keep_measured_table(fold_efficiency(points), args.out, choice(args), before) or status
+    return measured.keep_measured_table(fold_efficiency(points), args.out, choice(args), before) or status
 
 
 def before(folder: Path) -> dict[str, int] | None:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.measured import Folded, Setting, Stored, as_csv, markdown_table
+from experiments.measured import Folded, Setting, Stored
+from experiments.stored import as_csv, markdown_table
 from kvbench.metrics import fidelity as metrics
 from kvbench.results import fidelity
 from kvbench.results.samples import Row

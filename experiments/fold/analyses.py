@@ -6,14 +6,13 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.data import data_overrides
+from experiments.data import Plan, data_overrides
 from experiments.item import Column, Model
-from experiments.plan import Plan
 from experiments.runs import composed, run_of
 from kvbench.analysis.outcome import Outcome, Shape
 from kvbench.config.run_config import RunConfig, checked_config
@@ -28,7 +27,7 @@ CODE = ("analysis", "attention", "cache", "calibration", "methods", "models", "q
 #: prompts after which an unfinished analysis is written, so that a killed command goes on there
 SAVED = 5
 #: with ``--data mini`` all bundled tasks together
-MINI = Column(name="mini", data="mini")
+MINI = Column("mini", "mini")
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def analysis(
         steps: decode steps of each prompt; ``--max-new-tokens`` shortens them.
     """
     steps = min(steps, plan.max_new_tokens or steps)
-    limited = plan if plan.limit is not None else _with_limit(plan, prompts)
+    limited = plan if plan.limit is not None else replace(plan, limit=prompts)
     try:
         chosen = [MINI] if plan.data == "mini" else data
         configs = [_config(model, column, limited) for column in chosen]
@@ -98,12 +97,6 @@ def notes(item: Any, plan: Plan, *analyses: Analysis) -> list[str]:
 def _range(numbers: Sequence[int]) -> str:
     """Return sorted numbers as the range that they span: ``8``, or ``318 to 512``."""
     return f"{numbers[0]}" if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
-
-
-def _with_limit(plan: Plan, prompts: int) -> Plan:
-    from dataclasses import replace
-
-    return replace(plan, limit=prompts)
 
 
 def _config(model: Model, column: Column, plan: Plan) -> tuple[RunConfig, str]:
@@ -166,11 +159,7 @@ def _make_analysis(configs: list[tuple[RunConfig, str]], settings: dict[str, str
 
 
 def origin_of(configs: Sequence[tuple[RunConfig, str]]) -> dict[str, Any]:
-    """Return repository, commit and checksums of the model (None if it is local) and of all data sets from the hub.
-
-    Args:
-        configs: the configurations of one model with each data set.
-    """
+    """Return repository, commit and checksums of the model (None if it is local) and of all data sets from the hub."""
     from kvbench.runner import origins
 
     parts = [origins.of(config) for config, _ in configs]

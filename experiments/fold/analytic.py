@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from experiments import published
+from experiments.data import Plan
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.fold.claims import decided, unit_of
 from experiments.item import Computed, Model
-from experiments.plan import Plan
 from kvbench.bench.choices import method_of, shape_of
 from kvbench.bench.prediction import draft_weights
 from kvbench.methods.byte_parts import View
@@ -38,7 +39,7 @@ def asymptotics(item: Computed, plan: Plan) -> Folded:
     headings, cells, verdicts = [], [], []
     for batch, tokens in columns:
         for kind in ("evaluated", "limit"):
-            headings.append(Heading(name=f"B = {batch}, S = {length(tokens)}: {kind}", digits=1))
+            headings.append(Heading(f"B = {batch}, S = {length(tokens)}: {kind}", digits=1))
     for model in plan.models_of(item):
         d = shape_of(model.preset).hidden
         worst, least = 0.0, float("inf")
@@ -52,14 +53,14 @@ def asymptotics(item: Computed, plan: Plan) -> Folded:
                     worst = max(worst, value / limit, limit / value)
                     for kind, number in (("evaluated", value), ("limit", float(limit))):
                         name = f"B = {batch}, S = {length(tokens)}: {kind}"
-                        cells.append(Cell(model=model.title, row=f"{phase}, {part}", column=name, ours=number))
+                        cells.append(Cell(model.title, f"{phase}, {part}", name, ours=number))
             least = min(least, values["prefill", "aggregate"] / values["decode", "aggregate"])
         verdicts += [
             verdict("the limits are of the right order: within a factor", model.title, worst, 1, 4),
             verdict("prefill is far more intense than decoding", model.title, least, 10, float("inf")),
         ]
     rows = [f"{phase}, {part}" for phase in ("prefill", "decode") for part in PARTS]
-    return Folded(headings=headings, rows=rows, models=_titles(item, plan), cells=cells, verdicts=verdicts)
+    return Folded(headings, rows, _titles(item, plan), cells, verdicts=verdicts)
 
 
 def decoding(item: Computed, plan: Plan) -> Folded:
@@ -84,26 +85,16 @@ def decoding(item: Computed, plan: Plan) -> Folded:
         + ", ".join(f"{share:.0f} % at {length(c)}" for t, b, c, share in shares if (t, b) == (title, batch))
         for title, batch in dict.fromkeys((t, b) for t, b, *_ in shares)
     )
-    limit = gpu.ridge
-    verdicts = [
-        _side(folded, model, limit, "all decoding is memory-bound: the largest intensity", max)
-        for model in folded.models
-    ]
-    return _with(
-        folded, verdicts, [f"Attention's share of the time of a step on an {gpu.name.upper()} (roofline): {text}."]
-    )
+    note = f"Attention's share of the time of a step on an {gpu.name.upper()} (roofline): {text}."
+    claim = "all decoding is memory-bound: the largest intensity"
+    return replace(folded, verdicts=_sides(folded, gpu.ridge, claim, max), notes=[note])
 
 
 def prefill(item: Computed, plan: Plan) -> Folded:
     """Return Figure 6: the intensity of reading prompts by context and batch."""
     folded = _intensities(item, plan, prefill_work)
-    gpu = gpu_named(item.options["gpu"])
-    limit = gpu.ridge
-    verdicts = [
-        _side(folded, model, limit, "all prefill is compute-bound: the smallest intensity", min)
-        for model in folded.models
-    ]
-    return _with(folded, verdicts, [])
+    limit = gpu_named(item.options["gpu"]).ridge
+    return replace(folded, verdicts=_sides(folded, limit, "all prefill is compute-bound: the smallest intensity", min))
 
 
 def _intensities(item: Computed, plan: Plan, work: Callable[[Shape, int, int], dict[Any, Intensity]]) -> Folded:
@@ -112,7 +103,7 @@ def _intensities(item: Computed, plan: Plan, work: Callable[[Shape, int, int], d
     ridge = f"ridge point, {gpu.upper()}"
     limit = gpu_named(gpu).ridge
     headings = [
-        Heading(name=f"{part}, {length(context)}", digits=1, x=float(context), panel=f"{part}: FLOPs per byte")
+        Heading(f"{part}, {length(context)}", digits=1, x=float(context), panel=f"{part}: FLOPs per byte")
         for part in PARTS
         for context in contexts
     ]
@@ -123,26 +114,27 @@ def _intensities(item: Computed, plan: Plan, work: Callable[[Shape, int, int], d
             for batch in batches:
                 for part, done in work(shape, batch, context).items():
                     name = f"{part}, {length(context)}"
-                    cells.append(Cell(model=model.title, row=f"batch {batch}", column=name, ours=done.value))
+                    cells.append(Cell(model.title, f"batch {batch}", name, ours=done.value))
             for part in PARTS:
                 cells.append(Cell(model=model.title, row=ridge, column=f"{part}, {length(context)}", ours=limit))
     rows = [*(f"batch {batch}" for batch in batches), ridge]
-    return Folded(headings=headings, rows=rows, models=_titles(item, plan), cells=cells)
+    return Folded(headings, rows, _titles(item, plan), cells)
 
 
-def _side(folded: Folded, model: str, limit: float, claim: str, pick: Callable[[Sequence[float]], float]) -> Verdict:
-    """Return whether all intensities of a model lie on one side of the ridge point."""
-    values = [c.ours for c in folded.cells if c.model == model and c.row.startswith("batch") and c.ours is not None]
-    extreme = pick(values)
-    below = pick is max
-    low, high = (0.0, limit) if below else (limit, float("inf"))
-    return verdict(claim, model, extreme, low, high, "FLOPs per byte")
+def _sides(folded: Folded, limit: float, claim: str, pick: Callable[[Sequence[float]], float]) -> list[Verdict]:
+    """Return for each model whether all of its intensities lie on one side of the ridge point."""
+    low, high = (0.0, limit) if pick is max else (limit, float("inf"))
+    by_model = {
+        model: [c.ours for c in folded.cells if c.model == model and c.row.startswith("batch") and c.ours is not None]
+        for model in folded.models
+    }
+    return [verdict(claim, model, pick(values), low, high, "FLOPs per byte") for model, values in by_model.items()]
 
 
 def cache_against_weights(item: Computed, plan: Plan) -> Folded:
     """Return Figure 7: the bytes of keys and values against those of the weights, by context and batch."""
     options = item.options
-    headings = [Heading(name=length(c), unit="GB", digits=1, x=float(c)) for c in options["contexts"]]
+    headings = [Heading(length(c), unit="GB", digits=1, x=float(c)) for c in options["contexts"]]
     cells, verdicts, notes = [], [], []
     for model in plan.models_of(item):
         shape = shape_of(model.preset)
@@ -150,11 +142,11 @@ def cache_against_weights(item: Computed, plan: Plan) -> Folded:
         for context in options["contexts"]:
             for batch in options["batches"]:
                 size = batch * shape.kv_bytes(context) / 1e9
-                cells.append(Cell(model=model.title, row=f"batch {batch}", column=length(context), ours=size))
+                cells.append(Cell(model.title, f"batch {batch}", length(context), ours=size))
             for name, size in (("weights", weights), *((g, gpu_named(g).memory) for g in options["gpus"])):
                 row = name if name == "weights" else _eight(name)
                 count = 1 if name == "weights" else 8
-                cells.append(Cell(model=model.title, row=row, column=length(context), ours=count * size / 1e9))
+                cells.append(Cell(model.title, row, length(context), ours=count * size / 1e9))
         batch, context = options["batches"][-1], options["contexts"][-1]
         ratio = batch * shape.kv_bytes(context) / weights
         claim = f"at batch {batch} and {length(context)} tokens keys and values take 160 times as much as the weights"
@@ -164,10 +156,8 @@ def cache_against_weights(item: Computed, plan: Plan) -> Folded:
         claim = f"and more than {_eight(options['gpus'][0])} of 80 GB have"
         verdicts.append(verdict(claim, model.title, over, 1, float("inf")))
         notes.append(f"{model.title}: weights {weights / 1e9:.2f} GB, {shape.kv_bytes(1) / 2**20:g} MiB per token.")
-    rows = [
-        *(f"batch {batch}" for batch in options["batches"]), "weights", *map(_eight, options["gpus"])
-    ]  # fmt: skip
-    return Folded(headings=headings, rows=rows, models=_titles(item, plan), cells=cells, verdicts=verdicts, notes=notes)
+    rows = [*(f"batch {batch}" for batch in options["batches"]), "weights", *map(_eight, options["gpus"])]
+    return Folded(headings, rows, _titles(item, plan), cells, verdicts=verdicts, notes=notes)
 
 
 def weights_or_kv(item: Computed, plan: Plan) -> Folded:
@@ -180,7 +170,7 @@ def weights_or_kv(item: Computed, plan: Plan) -> Folded:
         if _of_quantspec(line)
     ]
     acceptance = fmean(rates) / 100
-    headings = [Heading(name=length(c), unit="x", x=float(c)) for c in options["contexts"]]
+    headings = [Heading(length(c), unit="x", x=float(c)) for c in options["contexts"]]
     cells, verdicts = [], []
     for model in plan.models_of(item):
         table = {}
@@ -189,15 +179,13 @@ def weights_or_kv(item: Computed, plan: Plan) -> Folded:
                 gamma, factor = _best_speed_up(shape_of(model.preset), context, gpu, row, acceptance)
                 table[row, context] = factor
                 note = f"best gamma: {gamma}"
-                cells.append(Cell(model=model.title, row=row, column=length(context), ours=factor, note=note))
+                cells.append(Cell(model.title, row, length(context), ours=factor, note=note))
         verdicts += shares(model, table, options["contexts"])
     notes = [
         f"Acceptance {acceptance:.3f}: the mean of QuantSpec's published rates (Table 4). Predicted by a roofline on "
         f"an {gpu.name.upper()}; each cell has its best gamma of 1 to 8."
     ]
-    return Folded(
-        headings=headings, rows=list(SHARES), models=_titles(item, plan), cells=cells, verdicts=verdicts, notes=notes
-    )
+    return Folded(headings, list(SHARES), _titles(item, plan), cells, verdicts=verdicts, notes=notes)
 
 
 def _eight(gpu: str) -> str:
@@ -218,15 +206,8 @@ def _best_speed_up(shape: Shape, context: int, gpu: Gpu, row: str, acceptance: f
     weights = shape.weight_bytes()
 
     def step(cache: str, view: View, q_len: int = 1, weight_bytes: int = weights) -> float:
-        size = kv_bytes(
-            method_of(cache),
-            context,
-            layers=shape.layers,
-            query_heads=shape.query_heads,
-            heads=shape.heads,
-            channels=shape.channels,
-            view=view,
-        )
+        sizes = {name: getattr(shape, name) for name in ("layers", "query_heads", "heads", "channels")}
+        size = kv_bytes(method_of(cache), context, **sizes, view=view)
         return predict(shape, size.total, weight_bytes, 1, context, gpu, q_len=q_len).expected_tpot_s
 
     light = draft_weights(shape, weights, which)[0]
@@ -264,14 +245,3 @@ def _of_quantspec(line: Any) -> bool:
 
 def _titles(item: Computed, plan: Plan) -> list[str]:
     return [model.title for model in plan.models_of(item)]
-
-
-def _with(folded: Folded, verdicts: Sequence[Verdict], notes: Sequence[str]) -> Folded:
-    return Folded(
-        headings=folded.headings,
-        rows=folded.rows,
-        models=folded.models,
-        cells=folded.cells,
-        verdicts=verdicts,
-        notes=notes,
-    )

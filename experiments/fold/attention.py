@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,35 +9,27 @@ from typing import Any
 import numpy as np
 
 from experiments import published
-from experiments.fold.analyses import Analysis, analysis, notes
-from experiments.fold.cells import Cell, Folded, Heading, Verdict, interval_fields
-from experiments.fold.claims import bound, decided
+from experiments.data import Plan
+from experiments.fold.analyses import analysis, notes
+from experiments.fold.cells import FORMAT_ONLY, Cell, Folded, Heading, Verdict, known_error, mean_cell
+from experiments.fold.claims import bound, decided, decided_mean
 from experiments.item import Computed, Model
-from experiments.plan import Plan
 from kvbench.analysis.outcome import Outcome, mean_and_error
-from kvbench.metrics import intervals
 
 #: a figure of all prompts of a setting, ``[N]``
 Figure = Callable[[Outcome, str], np.ndarray]
 #: (model, row, column) -> the figures of all prompts
 Numbers = dict[tuple[str, str, str], np.ndarray]
 
-FORMAT_ONLY = "format only: generated records, no result"
-
-
-def marks(plan: Plan) -> list[str]:
-    """Return the words at the head of a table of generated records."""
-    return [FORMAT_ONLY] if plan.data == "standin" else []
-
 
 def attention_errors(item: Computed, plan: Plan) -> Folded:
     """Return the L1 error, its share of the largest possible one, the KL divergence and the error of the outputs."""
     columns: dict[Heading, Figure] = {
-        Heading(name="L1 error", digits=3): lambda o, s: o.figures(s, "l1"),
-        Heading(name="of its maximum", unit="%", digits=2): lambda o, s: 100 * o.figures(s, "l1_share"),
-        Heading(name="KL", unit="nats", digits=4): lambda o, s: o.figures(s, "kl"),
-        Heading(name="output error", unit="%", digits=2): lambda o, s: 100 * o.figures(s, "output_error"),
-        Heading(name="dropped attention", unit="%", digits=2): lambda o, s: 100 * o.figures(s, "lost"),
+        Heading("L1 error", digits=3): lambda o, s: o.figures(s, "l1"),
+        Heading("of its maximum", unit="%", digits=2): lambda o, s: 100 * o.figures(s, "l1_share"),
+        Heading("KL", unit="nats", digits=4): lambda o, s: o.figures(s, "kl"),
+        Heading("output error", unit="%", digits=2): lambda o, s: 100 * o.figures(s, "output_error"),
+        Heading("dropped attention", unit="%", digits=2): lambda o, s: 100 * o.figures(s, "lost"),
     }
     return _folded(item, plan, columns, {name: name for name in item.options["settings"]})
 
@@ -56,10 +47,10 @@ def by_distance(item: Computed, plan: Plan) -> Folded:
     last = bins.sinks + 13
     for number, name in enumerate(bins.names()[:last]):
         distance = bins.edges[number - bins.sinks] if number >= bins.sinks else 0
-        heading = Heading(name=name, unit="%", digits=3, x=distance or None)
+        heading = Heading(name, unit="%", digits=3, x=distance or None)
         columns[heading] = share(slice(number, number + 1))
-    columns[Heading(name="newest 128", unit="%", digits=3)] = share(newest)
-    columns[Heading(name="128 and more", unit="%", digits=3)] = share(slice(newest.stop, None))
+    columns[Heading("newest 128", unit="%", digits=3)] = share(newest)
+    columns[Heading("128 and more", unit="%", digits=3)] = share(slice(newest.stop, None))
     folded = _folded(item, plan, columns, {name: name for name in item.options["settings"]})
     empty = {cell.column for cell in folded.cells if cell.ours == 0.0} - {c.column for c in folded.cells if c.ours}
     return replace(  # no prompt is long enough for these distances
@@ -76,9 +67,9 @@ def coverage(item: Computed, plan: Plan) -> Folded:
     for length in lengths:
         for name, text in item.options["settings"].items():
             settings[f"{name} {length}"] = text.replace("{R4}", str(length + 4)).replace("{R}", str(length))
-        columns[Heading(name=f"R = {length}", unit="1e-3", digits=3, x=float(length))] = _coverage_at(length)
+        columns[Heading(f"R = {length}", unit="1e-3", digits=3, x=float(length))] = _coverage_at(length)
     for length in lengths:
-        columns[Heading(name=f"R = {length}, eq. 2", unit="1e-3", digits=3)] = _coverage_at(length, 3 * (length // 3))
+        columns[Heading(f"R = {length}, eq. 2", unit="1e-3", digits=3)] = _coverage_at(length, 3 * (length // 3))
     return _folded(item, plan, columns, {name: name for name in item.options["settings"]}, settings)
 
 
@@ -106,67 +97,32 @@ def _folded(
         settings: setting's name -> setting; None: those of the item.
     """
     options, models = item.options, plan.models_of(item)
-    analyses = {
-        model.title: analysis(
-            model,
-            options["data"],
-            settings or options["settings"],
-            plan,
-            prompts=options["prompts"],
-            steps=options["steps"],
-        )
-        for model in models
-    }
+    chosen, size = settings or options["settings"], {key: options[key] for key in ("prompts", "steps")}
+    analyses = {model.title: analysis(model, options["data"], chosen, plan, **size) for model in models}
     cells: list[Cell] = []
     numbers: Numbers = {}
     for model in models:
-        analysis_ = analyses[model.title]
+        made = analyses[model.title]
         for row, setting in rows.items():
             for heading, figure in columns.items():
                 paper = _published(item, plan, model, row, heading)
                 place = (model.title, row, heading.name)
-                if analysis_.outcome is None:
-                    cells.append(Cell(model=place[0], row=row, column=place[2], paper=paper, reason=analysis_.reason))
+                if made.outcome is None:
+                    cells.append(Cell(*place, paper=paper, reason=made.reason))
                     continue
-                numbers[place] = figure(analysis_.outcome, setting)
-                base = numbers.get((model.title, options["base"], heading.name))
-                cells.append(
-                    _error_cell(place, numbers[place], base if row != options["base"] else None, paper, analysis_)
-                )
+                own = numbers[place] = figure(made.outcome, setting)
+                base = None if row == options["base"] else numbers.get((model.title, options["base"], heading.name))
+                gap = None if base is None else mean_and_error(own - base)
+                cells.append(mean_cell(place, *mean_and_error(own), len(own), gap, paper=paper, runs=(made.id,)))
     return Folded(
-        headings=list(columns),
-        rows=list(rows),
-        models=[model.title for model in models],
-        cells=cells,
+        list(columns),
+        list(rows),
+        [model.title for model in models],
+        cells,
         verdicts=[_judged(item, plan, claim, model, numbers) for model in models for claim in options["claims"]],
         notes=notes(item, plan, *analyses.values()),
-        marks=marks(plan),
+        marks=[FORMAT_ONLY] if plan.data == "standin" else [],
     )
-
-
-def _error_cell(
-    place: tuple[str, str, str], own: np.ndarray, base: np.ndarray | None, paper: float | None, analysis_: Analysis
-) -> Cell:
-    ours, error = mean_and_error(own)
-    gap, gap_error = (None, None) if base is None else mean_and_error(own - base)
-    return Cell(
-        model=place[0],
-        row=place[1],
-        column=place[2],
-        paper=paper,
-        ours=ours,
-        stderr=_known_error(error),
-        n=len(own),
-        to_base=gap,
-        to_base_stderr=_known_error(gap_error),
-        runs=(analysis_.id,),
-        **interval_fields(ours, _known_error(error), len(own)),
-        **({} if gap is None else interval_fields(gap, _known_error(gap_error), len(own), "to_base_")),
-    )
-
-
-def _known_error(error: float | None) -> float | None:
-    return None if error is None or math.isnan(error) else error
 
 
 def _published(item: Computed, plan: Plan, model: Model, row: str, heading: Heading) -> float | None:
@@ -205,18 +161,4 @@ def judged(
     if first is None or second is None or not len(first):
         return decided(text, model, None, low, high, unit=unit, paper=paper)
     difference, error = mean_and_error(first - np.asarray(second))
-    known, n = _known_error(error), len(first)
-    interval = intervals.of_moments(difference, known, n)
-    return decided(
-        text,
-        model,
-        difference,
-        low,
-        high,
-        interval=interval,
-        stderr=known,
-        n=n,
-        unit=unit,
-        paper=paper,
-        widest=math.inf,
-    )
+    return decided_mean(text, model, difference, known_error(error), len(first), low, high, unit=unit, paper=paper)

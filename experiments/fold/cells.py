@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvbench.metrics import intervals
+from kvbench.metrics.intervals import Interval
 
+#: mark of a table of generated records
+FORMAT_ONLY = "format only: generated records, no result"
 #: how the reason of a point that did not fit into memory begins
 OUT_OF_MEMORY = "out of memory"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Heading:
     """A column or group as the table shows it.
 
@@ -33,7 +37,7 @@ class Heading:
     mean: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cell:
     """One number of the paper and ours.
 
@@ -116,7 +120,7 @@ class Verdict:
     label: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Folded:
     """An item folded.
 
@@ -147,7 +151,35 @@ class Folded:
         return next((c for c in self.cells if (c.model, c.row, c.column) == (model, row, column)), None)
 
 
-def interval_fields(value: float, stderr: float | None, n: int, name: str = "") -> dict[str, Any]:
-    """Return the 95 % interval of a mean over prompts as fields of a cell; none where it has no spread."""
-    interval = intervals.of_moments(value, stderr, n)
+def interval_fields(interval: Interval | None, name: str = "") -> dict[str, Any]:
+    """Return a 95 % interval as fields of a cell; none without one."""
     return {} if interval is None else {f"{name}low": interval[0], f"{name}high": interval[1]}
+
+
+def mean_cell(
+    place: tuple[str, str, str], mean: float, stderr: float | None, n: int, base: Any = None, **more: Any
+) -> Cell:
+    """Return the cell of a mean over `n` prompts, with Student's interval.
+
+    Args:
+        place: model, row and column.
+        mean: the number.
+        stderr: its standard error; None or NaN where it has none.
+        n: number of prompts.
+        base: paired difference to the base and its standard error; None without a base.
+        more: further fields of the cell.
+    """
+    known = known_error(stderr)
+    if base is not None:
+        gap, error = base[0], known_error(base[1])
+        more |= {
+            "to_base": gap,
+            "to_base_stderr": error,
+            **interval_fields(intervals.of_moments(gap, error, n), "to_base_"),
+        }
+    return Cell(*place, ours=mean, stderr=known, n=n, **interval_fields(intervals.of_moments(mean, known, n)), **more)
+
+
+def known_error(stderr: float | None) -> float | None:
+    """Return a standard error; None for NaN, which that of a single prompt is."""
+    return None if stderr is None or math.isnan(stderr) else stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from experiments import published
 from experiments.fold.cells import Cell, Verdict
@@ -49,16 +51,10 @@ def decided(
     """Return what a number says to a claim, by :data:`RULE`.
 
     Args:
-        claim: the claim in words.
-        model: the model.
-        ours: our difference or ratio; None if there is none.
-        low: lower bound of the numbers with which the claim holds.
-        high: upper bound.
-        interval: 95 % interval of `ours`; None without one.
-        stderr: its standard error.
-        n: number of samples.
-        unit: unit of `ours`.
-        digits: decimals to print.
+        claim, model: the claim in words, and the model's name.
+        ours: our difference or ratio, in `unit`, printed with `digits` decimals; None if there is none.
+        low, high: bounds of the numbers with which the claim holds.
+        interval, stderr, n: 95 % interval of `ours`, None without one; standard error, and number of samples.
         paper: the paper's own difference.
         computed: True for a number without any error.
         incomparable: why `ours` says nothing about the claim.
@@ -100,6 +96,16 @@ def decided(
     )
 
 
+def decided_mean(
+    claim: str, model: str, mean: float, stderr: float | None, n: int, low: float, high: float, **more: Any
+) -> Verdict:
+    """Return what a mean over `n` prompts says to a claim, by its Student's interval; NaN: it was not run."""
+    if math.isnan(mean):
+        return decided(claim, model, None, low, high, **more)
+    interval = intervals.of_moments(mean, stderr, n)
+    return decided(claim, model, mean, low, high, interval=interval, stderr=stderr, n=n, widest=math.inf, **more)
+
+
 def judge(
     claim: Claim,
     paper: str,
@@ -113,9 +119,7 @@ def judge(
     """Return what the cells of one model say to a claim.
 
     Args:
-        claim: the claim.
-        paper: the paper's name.
-        model: the model's name.
+        claim, paper, model: the claim, and the names of the paper and of the model.
         column: the claim's column, or the first of its group: it has the unit and the scale.
         cell: the cell of a row by name, in the claim's column.
         difference: our paired difference, first less second, with its standard error and interval; None without one.

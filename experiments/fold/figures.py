@@ -83,15 +83,6 @@ def acceptance(rows: Sequence[Row]) -> Statistic | None:
     return Statistic(rate, tuple(rate + shift * (accepted - rate * drafted) for accepted, drafted in parts))
 
 
-def _row_score(row: Row) -> float | None:
-    value: float | None = row["scores"].get("score")
-    return value
-
-
-def _kv_mib(row: Row) -> float | None:
-    return row["kv_bytes"]["used"]["total"] / 2**20 if row.get("kv_bytes") else None
-
-
 def _compression(row: Row) -> float | None:
     bill = row.get("kv_bytes")
     return bill["fp16_equivalent"] * halves(row) / bill["used"]["total"] if bill else None
@@ -144,8 +135,8 @@ def decode_rate(rows: Sequence[Row]) -> Statistic | None:
 SPEEDS = ("seconds_per_token", "decode_rate")
 
 FIGURES: dict[str, Callable[[Sequence[Row]], Statistic | None]] = {
-    "score": mean_figure(_row_score),
-    "kv_mib": mean_figure(_kv_mib),
+    "score": mean_figure(lambda row: row["scores"].get("score")),
+    "kv_mib": mean_figure(lambda row: row["kv_bytes"]["used"]["total"] / 2**20 if row.get("kv_bytes") else None),
     "compression": mean_figure(_compression),
     "seconds_per_token": mean_figure(_seconds_per_token),
     "perplexity": perplexity,

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments import stored
+from experiments.data import Plan
 from experiments.fold.analytic import SHARES, length, shares, weights_or_kv
 from experiments.fold.cells import Cell, Folded
 from experiments.fold.grid import Source
 from experiments.item import Column, Computed
-from experiments.plan import Plan
 from kvbench.bench.choices import shape_of
 from kvbench.config.setting import parse_setting
 from kvbench.profiling.roofline import Shape
@@ -40,13 +40,9 @@ def case_of(setting: str) -> str:
 
 
 def forced_source(model: str, case: str, column: Column, folder: Path | None = None) -> Source:
-    """Return the source of a case at a column's prompt length and batch; without rows if no file has it.
+    """Return the source of a case at a column's prompt length and batch; without rows if no file of the folder has it.
 
-    Args:
-        model: preset; the points of a model with the same dimensions are its points too.
-        case: case of the command.
-        column: has the prompt length and the batch.
-        folder: folder of the files; None: :data:`FOLDER`.
+    The points of a model with the same dimensions are the model's points too. A folder of None is :data:`FOLDER`.
     """
     source = forced_speeds(folder or FOLDER).get((shape_of(model), case, column.prompt, column.batch))
     return source or Source({}, reason=f"not measured: {COMMAND}")
@@ -72,7 +68,7 @@ def forced_speeds(folder: Path) -> Mapping[Key, Source]:
 def _speed_source(path: Path, content: Mapping[str, Any], row: Mapping[str, Any]) -> Source:
     """Return the source of a row: its measured time per token at the acceptance of the file."""
     device, steps = content.get("device", ""), str(row.get("stepping", "")).split(" (")[0]
-    one = row if row["case"] == "plain" else _at(row, content["at"])
+    one = row if row["case"] == "plain" else at_acceptance(row, content["at"])
     if "ms" not in one:
         return Source({}, (path.name,), f"{row['status']} on {device}")
     plain = plain_ms(content["rows"], (row["model"], row["batch"], row["context"]))
@@ -86,15 +82,13 @@ def _speed_source(path: Path, content: Mapping[str, Any], row: Mapping[str, Any]
 def plain_ms(rows: Sequence[Mapping[str, Any]], place: tuple[str, int, int]) -> float | None:
     """Return the milliseconds per token of plain decoding in one file's rows; None if they lack it.
 
-    Args:
-        rows: the rows of the file.
-        place: model, batch and tokens in the cache.
+    `place` is the model, the batch and the tokens in the cache.
     """
     mine = [row for row in rows if row.get("case") == "plain" and (row["model"], row["batch"], row["context"]) == place]
     return mine[0].get("ms") if mine else None
 
 
-def _at(row: Mapping[str, Any], acceptance: float) -> Mapping[str, Any]:
+def at_acceptance(row: Mapping[str, Any], acceptance: float) -> Mapping[str, Any]:
     """Return what was measured at an acceptance with the best gamma; empty if nothing was."""
     return next((one for one in row.get("measured", ()) if one["acceptance"] == acceptance), {})
 
@@ -106,7 +100,7 @@ def gammas(model: str, case: str, context: int, folder: Path | None = None) -> s
         for row in content.get("rows", ()):
             if (row.get("case"), row.get("context"), row.get("batch")) != (case, context, 1):
                 continue
-            best = _at(row, content["at"])
+            best = at_acceptance(row, content["at"])
             if best and shape_of(row["model"]) == shape_of(model):
                 return f"acceptance {content['at']:g}, gamma {best['gamma']}"
     return ""
@@ -115,27 +109,25 @@ def gammas(model: str, case: str, context: int, folder: Path | None = None) -> s
 def shares_of_speed(item: Computed, plan: Plan, folder: Path | None = None) -> Folded:
     """Return Figure 5: measured speed-ups with quantized keys and values, weights, or both, and predicted ones.
 
-    Args:
-        item: its options are those of :func:`~experiments.fold.analytic.weights_or_kv`.
-        plan: the command line's choices.
-        folder: folder of the files; None: :data:`FOLDER`.
+    The item's options are those of :func:`~experiments.fold.analytic.weights_or_kv`; without a folder it is
+    :data:`FOLDER`.
     """
     predicted = weights_or_kv(item, plan)
     cells, verdicts, tables = [], [], []
     for model in plan.models_of(item):
         table: dict[tuple[str, int], float] = {}
         for context in item.options["contexts"]:
-            column = Column(name=length(context), data="efficiency", prompt=context, batch=1)
+            column = Column(length(context), "efficiency", prompt=context, batch=1)
             for row, case in CASES.items():
                 source = forced_source(model.preset, case, column, folder)
                 factor = _speedup(source)
-                place: dict[str, Any] = {"model": model.title, "row": row, "column": column.name}
+                place = (model.title, row, column.name)
                 if factor is None:
-                    cells.append(Cell(**place, reason=source.reason or f"not measured: {COMMAND}"))
+                    cells.append(Cell(*place, reason=source.reason or f"not measured: {COMMAND}"))
                     continue
                 table[row, context] = factor
                 note = gammas(model.preset, case, context, folder)
-                cells.append(Cell(**place, ours=factor, n=1, runs=source.runs, note=note))
+                cells.append(Cell(*place, ours=factor, n=1, runs=source.runs, note=note))
         complete = [c for c in item.options["contexts"] if all((row, c) in table for row in CASES)]
         tables.append(bool(complete))
         if complete:
@@ -143,10 +135,10 @@ def shares_of_speed(item: Computed, plan: Plan, folder: Path | None = None) -> F
     for cell in predicted.cells:
         cells.append(replace(cell, row=_predicted_name(cell.row)))
     return Folded(
-        headings=predicted.headings,
-        rows=[*CASES, *map(_predicted_name, SHARES)],
-        models=predicted.models,
-        cells=cells,
+        predicted.headings,
+        [*CASES, *map(_predicted_name, SHARES)],
+        predicted.models,
+        cells,
         verdicts=verdicts if all(tables) else predicted.verdicts,
         notes=predicted.notes,
     )

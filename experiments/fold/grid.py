@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from experiments import published
-from experiments.data import POINTS, columns_of, groups_of, scaled
-from experiments.fold.cells import OUT_OF_MEMORY, Cell, Folded, Heading, Verdict
+from experiments.data import POINTS, Plan, columns_of, groups_of, scaled
+from experiments.fold.cells import FORMAT_ONLY, OUT_OF_MEMORY, Cell, Folded, Heading, Verdict, interval_fields
 from experiments.fold.claims import judge
 from experiments.fold.figures import FIGURES, SPEEDS, Row, Statistic, paired, quotient
 from experiments.item import Column, Grid, Group, Model
 from experiments.item import Row as Setting
-from experiments.plan import Plan
 from kvbench.metrics import intervals
 from kvbench.metrics.intervals import Interval
 
@@ -41,14 +40,7 @@ Sources = Mapping[tuple[str, str, str], Source]
 
 
 def fold_grid(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = ()) -> Folded:
-    """Return the cells of a grid.
-
-    Args:
-        item: the grid.
-        plan: the command line's choices.
-        sources: the rows behind each cell.
-        notes: remarks to show below the table.
-    """
+    """Return the cells of a grid, from the rows behind each of them; `notes` are shown below the table."""
     columns = columns_of(item, plan)
     groups = groups_of(item, plan)
     cells: list[Cell] = []
@@ -62,24 +54,24 @@ def fold_grid(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = (
     first = columns[0]
     if plan.models_of(item):  # units are the same for all models of a plan
         columns = tuple(scaled(column, plan, plan.models_of(item)[0]) for column in columns)
-    headings = [Heading(name=c.name, unit=c.unit, digits=c.digits, x=c.x, panel=c.panel) for c in columns]
+    headings = [Heading(c.name, c.unit, c.digits, c.x, c.panel) for c in columns]
     if item.only_groups:
         headings = []
     for group in groups:  # the mean of one column is that column
         if item.only_groups or len(of_group(group, columns, plan)) > 1:
             digits = 0 if group.pick == "last" else first.digits
-            headings.append(Heading(name=group.name, unit=group.unit or first.unit, digits=digits, mean=True))
+            headings.append(Heading(group.name, group.unit or first.unit, digits, mean=True))
     devices = sorted({cell.note for cell in cells if cell.note})
     notes = [*notes, f"Measured on: {'; '.join(devices)}."] if devices else notes
     return Folded(
-        headings=headings,
-        rows=[row.name for row in item.rows],
-        models=[model.title for model in plan.models_of(item)],
-        cells=cells,
+        headings,
+        [row.name for row in item.rows],
+        [model.title for model in plan.models_of(item)],
+        cells,
         base=item.base,
         verdicts=verdicts,
         notes=notes,
-        marks=["format only: generated records, no result"] if plan.data == "standin" else [],
+        marks=[FORMAT_ONLY] if plan.data == "standin" else [],
     )
 
 
@@ -120,20 +112,20 @@ class _Table:
     def cell(self, row: Setting, column: Column) -> Cell:
         """Return the cell of a row and column."""
         source, figure = self.source(row, column), self.statistics.get((row.name, column.name))
-        place = {"model": self.model.title, "row": row.name, "column": column.name}
+        place = (self.model.title, row.name, column.name)
         paper = self._paper(row, column.published, column.value)
         if figure is None:
             reason = source.reason or self._why_empty(source, column)
-            return Cell(**place, paper=paper, reason=reason, runs=source.runs)
+            return Cell(*place, paper, reason=reason, runs=source.runs)
         return Cell(
-            **place,
-            paper=paper,
+            *place,
+            paper,
             ours=figure.value,
             stderr=figure.stderr,
             n=self.counts[column.name],
             runs=source.runs,
             note=source.note,
-            **_fields_of_interval(_interval([figure], [column]), ""),
+            **interval_fields(_interval([figure], [column])),
             **self._to_base(row, [column]),
         )
 
@@ -142,7 +134,7 @@ class _Table:
         known = None if row.name == self.item.base else self.difference(row.name, self.item.base, members, pick)
         if known is None:
             return {}
-        return {"to_base": known[0], "to_base_stderr": known[1], **_fields_of_interval(known[2], "to_base_")}
+        return {"to_base": known[0], "to_base_stderr": known[1], **interval_fields(known[2], "to_base_")}
 
     def _why_empty(self, source: Source, column: Column) -> str:
         if not source.rows:
@@ -154,7 +146,7 @@ class _Table:
     def mean(self, row: Setting, group: Group) -> Cell:
         """Return the unweighted mean over the columns of a group, or what the group picks of them."""
         members = self.members(group)
-        place = {"model": self.model.title, "row": row.name, "column": group.name}
+        place = (self.model.title, row.name, group.name)
         paper = None if group.published is None else self._paper(row, group.published, group.value)
         whole = self._whole(row.name, members, group.pick)
         runs = tuple(dict.fromkeys(run for column in members for run in self.source(row, column).runs))
@@ -163,16 +155,16 @@ class _Table:
             reason = self.cell(row, missing[0]).reason if missing else "no columns"
             if group.pick != "mean":
                 reason = "not measured until memory ended"
-            return Cell(**place, paper=paper, reason=reason, runs=runs)
+            return Cell(*place, paper, reason=reason, runs=runs)
         own = [self.statistics[row.name, column.name] for column in members] if group.pick == "mean" else []
         return Cell(
-            **place,
-            paper=paper,
+            *place,
+            paper,
             ours=whole[0],
             stderr=whole[1],
             n=sum(self.counts[column.name] for column in members) if group.pick == "mean" else 1,
             runs=runs,
-            **_fields_of_interval(_interval(own, members), ""),
+            **interval_fields(_interval(own, members)),
             **self._to_base(row, members, group.pick),
         )
 
@@ -316,8 +308,3 @@ def _interval(
         both = [paired(a, b) for a, b in zip(own, other, strict=True)]
     mean, error = fmean(value for value, _ in both), _combined_error([error for _, error in both])
     return intervals.of_moments(mean, error, sum(len(figure.influences) for figure in own) - len(own) + 1)
-
-
-def _fields_of_interval(interval: Interval | None, name: str) -> dict[str, float | None]:
-    """Return an interval as fields of a cell."""
-    return {} if interval is None else {f"{name}low": interval[0], f"{name}high": interval[1]}

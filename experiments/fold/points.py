@@ -11,10 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments import stored
-from experiments.fold.cells import OUT_OF_MEMORY
+from experiments import published, stored
+from experiments.data import Plan
+from experiments.fold.analytic import length
+from experiments.fold.cells import OUT_OF_MEMORY, Cell, Folded, Heading, Verdict
+from experiments.fold.claims import decided
 from experiments.fold.grid import Source
-from experiments.item import Column
+from experiments.item import Column, Computed
 from kvbench.bench.choices import shape_of
 from kvbench.config.setting import parse_setting
 from kvbench.errors import ConfigError
@@ -26,13 +29,10 @@ Key = tuple[Shape, str, int, int, float | None]
 
 
 def point_source(model: str, setting: str, column: Column, folders: tuple[Path, ...] = FOLDERS) -> Source | None:
-    """Return the source of one point; None if no file has it. Above a batch that ran out of memory, all did.
+    """Return the source of a column's point; None if no file has it. Above a batch that ran out of memory, all did.
 
-    Args:
-        model: preset of the model; the points of a model with the same dimensions are its points too.
-        setting: the setting; settings that are written differently but choose the same are the same.
-        column: has the prompt length, the batch and the memory limit.
-        folders: folders of the files.
+    The points of a model with the same dimensions are the model's points too, and settings that are written differently
+    but choose the same are the same.
     """
     by_key, chosen, shape = stored_points(folders), canonical(setting), shape_of(model)
     source = by_key.get((shape, chosen, column.prompt, column.batch, column.memory_gb))
@@ -89,3 +89,60 @@ def _record_source(path: Path, content: Mapping[str, Any], record: Mapping[str, 
         return Source({}, (path.name,), f"{record['status']} on {device}", note)
     name = point_id(record["prompt"], record["batch"])  # as in a run: points of several files are compared
     return Source({name: {"id": name, "measured": {"point": record}}}, (path.name,), "", note)
+
+
+def latencies(item: Computed, plan: Plan, folder: Path = FOLDERS[-1]) -> Folded:
+    """Return milliseconds by kernel and context, with the speed-up over FlashAttention in 16 bits.
+
+    The item's options name the file, the shape of heads, the contexts, and for each row the format; ``flash`` is
+    torch's FlashAttention over keys and values in 16 bits.
+    """
+    options = item.options
+    path = folder / f"{options['file']}.json"
+    content = stored.content(path) if path.exists() else {}
+    same = not plan.models or list(plan.models) == [model.preset for model in item.models]
+    missing = f"not measured: python -m kvbench.bench kernel needs a GPU ({options['file']}.json)"
+    reason = missing if same else "one layer of the paper's shape is measured, whatever the model"
+    headings, cells, verdicts = [], [], []
+    title = plan.models_of(item)[0].title
+    for context in options["contexts"]:
+        name = length(context)
+        headings.append(Heading(name, "ms", 3))
+        base = _us(content, options, "flash", context) if same else None
+        for row, (kernel, form) in options["rows"].items():
+            us = _us(content, options, form, context) if same else None
+            number, ratio = (
+                published.lookup(item.published, {"kernel": kernel, "context": name}, column)
+                for column in ("latency_ms", "speedup")
+            )
+            place = (title, row, name, number)
+            if us is None:
+                cells.append(Cell(*place, reason=reason))
+                continue
+            note = "" if base is None or form == "flash" else f"{base / us:.2f} times as fast as FlashAttention"
+            cells.append(Cell(*place, ours=us / 1000, n=1, runs=(path.name,), note=note))
+            if base is not None and form != "flash" and ratio is not None:
+                verdicts.append(_verdict(f"{row} at {name}: {ratio:g} times as fast", title, ratio, base / us))
+    notes = []
+    if same and content:
+        best = ", ".join(f"{length(c)} {_us(content, options, 'cudnn', c):.0f} us" for c in options["contexts"])
+        notes = [f"Measured on: {content['device']}. The fastest 16-bit attention of torch there is cuDNN's: {best}."]
+    return Folded(headings, list(options["rows"]), [title], cells, verdicts=verdicts, notes=notes)
+
+
+def _us(content: Mapping[str, Any], options: Mapping[str, Any], form: str, context: int) -> float | None:
+    """Return the microseconds of a format, or of a back end of torch, at batch 1 with one new token."""
+    place = f"{options['shape']} B1 {length(context)} q1"
+    baseline = content.get("baselines", {}).get(place, {}).get(form)
+    if isinstance(baseline, Mapping):
+        return float(baseline["us"])
+    for row in content.get("rows", ()):
+        at = (row["model"], row["batch"], row["context"], row["q_len"], row["format"])
+        if at == (options["shape"], 1, context, 1, form) and "us" in row:
+            return float(row["us"])
+    return None
+
+
+def _verdict(claim: str, model: str, paper: float, ours: float) -> Verdict:
+    """Return whether a speed-up is at least the paper's, less a tenth."""
+    return decided(claim, model, ours, 0.9 * paper, float("inf"), n=1, unit="factor", paper=paper)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from experiments.fold.cells import Cell, Folded, Heading
+from experiments.data import Plan
+from experiments.fold.cells import FORMAT_ONLY, Cell, Folded, Heading
 from experiments.item import Computed
-from experiments.plan import Plan
 from kvbench.errors import KvbenchError
 from kvbench.models.load import load_tokenizer
 from kvbench.models.spec import ModelConfig
@@ -32,8 +32,7 @@ def heat(item: Computed, plan: Plan) -> Folded:
     options = item.options
     name = options["encoder"] if plan.data == "paper" else options["small"]
     rows = [f"query {number + 1}" for number in range(options["queries"])]
-    headings = [Heading(name=text, unit="% of chunks", digits=1) for text in ("FP16", "INT4", "INT2")]
-    marks = ["format only: generated records, no result"] if plan.data == "standin" else []
+    headings = [Heading(text, "% of chunks", 1) for text in ("FP16", "INT4", "INT2")]
     tokenizer = load_tokenizer(build(ModelConfig, choice_data("model", "tiny"), "model"))
     context, queries = document(options["length"], options["queries"])
     prompt = encode_prompt(context, tokenizer)
@@ -42,34 +41,27 @@ def heat(item: Computed, plan: Plan) -> Folded:
     for row, query in zip(rows, queries, strict=True):
         try:
             scorer = encoder(name)
-            chunks = cut_chunks(
-                prompt.ids,
-                tokenizer.decode,
-                options["chunk_size"],
-                prompt.context_span,
-                query,
-                None,
-                scorer.whole_words,
-            )
+            size, span = options["chunk_size"], prompt.context_span
+            chunks = cut_chunks(prompt.ids, tokenizer.decode, size, span, query, None, scorer.whole_words)
             scores = scorer.scores(query, chunks.texts)
         except KvbenchError as problem:
-            cells += [Cell(model=name, row=row, column=h.name, reason=str(problem)) for h in headings]
+            cells += [Cell(name, row, h.name, reason=str(problem)) for h in headings]
             continue
         widths = by_threshold(scores, ALPHA, BETA)
         low, high = min(scores), max(scores)
         similarities.append([(score - low) / (high - low) if high > low else 0.0 for score in scores])
         for heading, bits in zip(headings, (16, 4, 2), strict=True):
             share = 100 * widths.count(bits) / len(widths.bits)
-            cells.append(Cell(model=name, row=row, column=heading.name, ours=share, n=len(widths.bits)))
+            cells.append(Cell(name, row, heading.name, ours=share, n=len(widths.bits)))
     full = [cell.ours for cell in cells if cell.column == "FP16" and cell.ours is not None]
     notes = [f"{context.id} of mini, {name}: on average {fmean(full):.1f} % of the chunks are FP16."] if full else []
     return Folded(
-        headings=headings,
-        rows=rows,
-        models=[name],
-        cells=cells,
+        headings,
+        rows,
+        [name],
+        cells,
         notes=notes,
-        marks=marks,
+        marks=[FORMAT_ONLY] if plan.data == "standin" else [],
         arrays={"heat": similarities, "label": "similarity, scaled per query", "rows": rows} if similarities else {},
     )
 

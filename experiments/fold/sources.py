@@ -6,24 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.data import POINTS, columns_of, data_overrides, point_overrides, runs_here, scaled
+from experiments.data import POINTS, Plan, columns_of, data_overrides, point_overrides, runs_here, scaled
 from experiments.fold import forced
 from experiments.fold.figures import FIGURES
 from experiments.fold.grid import Source, Sources
 from experiments.fold.points import point_source
 from experiments.item import Column, Grid, Model
 from experiments.item import Row as Setting
-from experiments.plan import Plan
 from experiments.runs import Run, RunOutcome, identify, run_of, samples
 
 Place = tuple[str, str, str]
-
-
-@dataclass(frozen=True)
-class Cause:
-    """The reason why a cell has no run."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -33,9 +25,9 @@ class Choice:
     runs: tuple[Run, ...]
 
 
-def runs_of(item: Grid, plan: Plan) -> dict[Place, Run | Choice | Cause]:
-    """Return the run behind each cell: (model title, row, column) -> run, or the reason why there is none."""
-    by_place: dict[Place, Run | Choice | Cause] = {}
+def runs_of(item: Grid, plan: Plan) -> dict[Place, Run | Choice | Source]:
+    """Return the run behind each cell: (model title, row, column) -> run, or an empty source that says why not."""
+    by_place: dict[Place, Run | Choice | Source] = {}
     columns = columns_of(item, plan)
     for model in plan.models_of(item):
         here = {column.name: runs_here(column, model) for column in columns}
@@ -45,13 +37,13 @@ def runs_of(item: Grid, plan: Plan) -> dict[Place, Run | Choice | Cause]:
             for column in columns:
                 place = (model.title, row.name, column.name)
                 if row.setting is None:
-                    by_place[place] = Cause(row.absent)
+                    by_place[place] = Source({}, reason=row.absent)
                 elif column.only and model in item.models and model.preset not in column.only:
-                    by_place[place] = Cause("not in the paper's table")
+                    by_place[place] = Source({}, reason="not in the paper's table")
                 elif column.figure in forced.FIGURES:
-                    by_place[place] = Cause(f"not measured: {forced.COMMAND}")
+                    by_place[place] = Source({}, reason=f"not measured: {forced.COMMAND}")
                 elif here[column.name]:
-                    by_place[place] = Cause(here[column.name])
+                    by_place[place] = Source({}, reason=here[column.name])
                 elif column.data == POINTS:
                     own = conditions(scaled(column, plan, model))
                     data = point_overrides([c for c in points if conditions(c) == own], model)
@@ -93,12 +85,7 @@ def sources_of(item: Grid, plan: Plan, outcomes: Mapping[Run, RunOutcome]) -> So
     """Return the rows behind each cell.
 
     Points that were measured elsewhere (``results/h200/papers``) come before runs of this machine, where the plan asks
-    for the paper's models.
-
-    Args:
-        item: the grid.
-        plan: the command line's choices.
-        outcomes: what became of the runs of this session; others are looked for on disk.
+    for the paper's models. Runs that are not among the `outcomes` of this session are looked for on disk.
     """
     columns = {column.name: column for column in columns_of(item, plan)}
     models = {model.title: model for model in plan.models_of(item)}
@@ -109,8 +96,8 @@ def sources_of(item: Grid, plan: Plan, outcomes: Mapping[Run, RunOutcome]) -> So
         elsewhere = _elsewhere(model, row, column, plan)
         if elsewhere is not None:
             sources[place] = elsewhere
-        elif isinstance(run, Cause):
-            sources[place] = Source({}, reason=run.reason)
+        elif isinstance(run, Source):
+            sources[place] = run
         elif isinstance(run, Choice):
             sources[place] = _fastest(run, row, outcomes, plan, column)
         else:

@@ -3,91 +3,117 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
 
+from experiments.data import Plan
 from experiments.fold.analyses import Analysis, analysis, notes
-from experiments.fold.attention import judged, marks
-from experiments.fold.cells import Cell, Folded, Heading, Verdict, interval_fields
-from experiments.fold.claims import decided
+from experiments.fold.attention import judged
+from experiments.fold.cells import FORMAT_ONLY, Cell, Folded, Heading, Verdict, known_error, mean_cell
+from experiments.fold.claims import decided_mean
 from experiments.item import Column, Computed, Model
 from experiments.logquant.attention import FOUR
-from experiments.plan import Plan
 from kvbench.analysis.outcome import Outcome, mean_and_error
-from kvbench.metrics import intervals
+
+#: why a figure has no number
+TOO_FEW = "too few spikes, or too few decode steps, for this figure"
+
+
+class _Figure:
+    """The cells and claims of a figure of exact attention, model by model."""
+
+    def __init__(self, item: Computed, plan: Plan, headings: Sequence[Heading], rows: Sequence[str]) -> None:
+        self.item, self.plan, self.headings, self.rows = item, plan, headings, rows
+        self.cells: list[Cell] = []
+        self.verdicts: list[Verdict] = []
+        self.analyses: list[Analysis] = []
+
+    def outcome(self, run: Analysis, model: Model, rows: Sequence[str]) -> Outcome | None:
+        """Return the outcome of an analysis; None, with cells of these rows that say why, if there is none."""
+        self.analyses.append(run)
+        if run.outcome is None:
+            places = ((model.title, row, heading.name) for row in rows for heading in self.headings)
+            self.cells += [Cell(*place, reason=run.reason) for place in places]
+        return run.outcome
+
+    def add(self, model: Model, row: str, heading: Heading, mean: float, error: float, count: int) -> None:
+        """Add the cell of a mean over prompts of the last analysis."""
+        place, runs = (model.title, row, heading.name), (self.analyses[-1].id,)
+        if math.isnan(mean):
+            self.cells.append(Cell(*place, reason=TOO_FEW, runs=runs))
+        else:
+            self.cells.append(mean_cell(place, mean, error, count, runs=runs))
+
+    def folded(self, **arrays: Any) -> Folded:
+        """Return the item folded; without pictures where the first array is empty."""
+        models = [model.title for model in self.plan.models_of(self.item)]
+        shown = arrays if next(iter(arrays.values())) else {}
+        remarks = notes(self.item, self.plan, *self.analyses)
+        marks = [FORMAT_ONLY] if self.plan.data == "standin" else []
+        return Folded(self.headings, self.rows, models, self.cells, "", self.verdicts, remarks, marks, shown)
 
 
 def density(item: Computed, plan: Plan) -> Folded:
     """Return the exponent with which the density of spikes falls with distance; the densities as panels."""
     headings = [
-        Heading(name="exponent", digits=2),
-        Heading(name="spikes per head and step", digits=1),
-        Heading(name="within 128 tokens", unit="% of spikes", digits=1),
+        Heading("exponent", digits=2),
+        Heading("spikes per head and step", digits=1),
+        Heading("within 128 tokens", "% of spikes", 1),
     ]
     low, high = item.options["low"], item.options["high"]
-    cells: list[Cell] = []
-    verdicts: list[Verdict] = []
+    figure = _Figure(item, plan, headings, ["spikes"])
     panels: list[dict[str, Any]] = []
-    analyses = {}
     for model in plan.models_of(item):
-        run = analyses[model.title] = _analysis(item, plan, model)
-        if run.outcome is None:
-            cells += [Cell(model=model.title, row="spikes", column=h.name, reason=run.reason) for h in headings]
+        outcome = figure.outcome(_analysis(item, plan, model), model, ["spikes"])
+        if outcome is None:
             continue
-        spikes, visible, distances = _by_distance(run.outcome)
+        spikes, visible, distances = _by_distance(outcome)
         exponent, error = jackknifed(spikes, visible, distances)
-        count = spikes.sum(1)
+        count, prompts = spikes.sum(1), len(spikes)
         near = 100 * spikes[:, distances < 128].sum(1) / np.maximum(count, 1e-9)
-        figures = [(exponent, error), mean_and_error(count), mean_and_error(near)]
-        cells += [
-            _spike_cell(model, "spikes", heading, number, spread, len(spikes), run)
-            for heading, (number, spread) in zip(headings, figures, strict=True)
-        ]
+        for heading, numbers in zip(
+            headings, ((exponent, error), mean_and_error(count), mean_and_error(near)), strict=True
+        ):
+            figure.add(model, "spikes", heading, *numbers, prompts)
         for text, bounds in (
             ("spikes become sparser with distance", (-math.inf, 0.0)),
             (f"their density falls as 1 / distance ({low:g} to {high:g})", (low, high)),
         ):
-            known = None if math.isnan(error) else error
-            verdicts.append(_verdict(text, model, exponent, known, len(spikes), *bounds))
-        panels += _density_panels(model, run.outcome, spikes, visible, distances, exponent)
-    return Folded(
-        headings=headings,
-        rows=["spikes"],
-        models=[model.title for model in plan.models_of(item)],
-        cells=cells,
-        verdicts=verdicts,
-        notes=notes(item, plan, *analyses.values()),
-        marks=marks(plan),
-        arrays={"panels": panels} if panels else {},
-    )
+            known = known_error(error)
+            figure.verdicts.append(decided_mean(text, model.title, exponent, known, prompts, *bounds))
+        panels += _density_panels(model, outcome, spikes, visible, distances, exponent)
+    return figure.folded(panels=panels)
 
 
 def spikes_by_step(item: Computed, plan: Plan) -> Folded:
     """Return the share of a step's highest tokens that are among the highest of the next step; the steps as panels."""
-    highest, high = item.options["highest"], item.options["high"]
-    heading = Heading(name=f"highest {highest} tokens shared by consecutive steps", unit="%", digits=1)
-    cells: list[Cell] = []
-    verdicts: list[Verdict] = []
+    options = item.options
+    highest, high = options["highest"], options["high"]
+    heading = Heading(f"highest {highest} tokens shared by consecutive steps", "%", 1)
     drawn: list[list[dict[str, Any]]] = []
-    analyses: list[Analysis] = []
-    data: tuple[Column, ...] = item.options["data"]
-    columns = (Column(name="mini", data="mini"),) if plan.data == "mini" else data
+    columns: tuple[Column, ...] = (Column("mini", "mini"),) if plan.data == "mini" else options["data"]
+    figure = _Figure(item, plan, [heading], [column.name for column in columns])
     for model in plan.models_of(item):
         for column in columns:
-            run = analysis(model, (column,), {}, plan, prompts=item.options["prompts"], steps=item.options["steps"])
-            analyses.append(run)
-            if run.outcome is None:
-                cells.append(Cell(model=model.title, row=column.name, column=heading.name, reason=run.reason))
+            run = analysis(model, (column,), {}, plan, prompts=options["prompts"], steps=options["steps"])
+            outcome = figure.outcome(run, model, [column.name])
+            if outcome is None:
                 continue
-            shares = [shared_share(of_steps, highest, tokens) for of_steps, tokens in _positions(run.outcome, 2)]
+            shares = [shared_share(of_steps, highest, tokens) for of_steps, tokens in _positions(outcome, 2)]
             numbers = 100 * np.array(shares)
-            figure = mean_and_error(numbers) if shares else (math.nan, math.nan)
-            cells.append(_spike_cell(model, column.name, heading, *figure, len(numbers), run))
+            figure.add(
+                model,
+                column.name,
+                heading,
+                *(mean_and_error(numbers) if shares else (math.nan, math.nan)),
+                len(numbers),
+            )
             text = f"high positions change from step to step ({column.name}: fewer than {high:g} % are shared)"
-            verdicts.append(judged(text, model.title, numbers, 0.0, -math.inf, high, unit="% of them"))
-            drawn.append(_step_panels(run.outcome, highest, f"{model.title}, {column.name}"))
+            figure.verdicts.append(judged(text, model.title, numbers, 0.0, -math.inf, high, unit="% of them"))
+            drawn.append(_step_panels(outcome, highest, f"{model.title}, {column.name}"))
     across = max(1, min(2, len(drawn)))
     panels = [
         panel
@@ -96,54 +122,33 @@ def spikes_by_step(item: Computed, plan: Plan) -> Folded:
         for panel in line
         if panel
     ]
-    return Folded(
-        headings=[heading],
-        rows=[column.name for column in columns],
-        models=[model.title for model in plan.models_of(item)],
-        cells=cells,
-        verdicts=verdicts,
-        notes=notes(item, plan, *analyses),
-        marks=marks(plan),
-        arrays={"panels": panels, "across": across} if panels else {},
-    )
+    return figure.folded(panels=panels, across=across)
 
 
 def sinks(item: Computed, plan: Plan) -> Folded:
     """Return the medians over heads of the attention of the sinks and of the newest tokens; the heads as box plots."""
     newest = item.options["newest"]
     names = ["token 0", "token 1", "tokens 0 and 1", f"newest {newest}", "all others"]
-    heading = Heading(name="median over heads", digits=4)
-    cells: list[Cell] = []
-    verdicts: list[Verdict] = []
+    heading = Heading("median over heads", digits=4)
+    figure = _Figure(item, plan, [heading], names)
     boxes: dict[str, Any] = {}
-    analyses = {}
     for model in plan.models_of(item):
-        run = analyses[model.title] = _analysis(item, plan, model)
-        if run.outcome is None:
-            cells += [Cell(model=model.title, row=name, column=heading.name, reason=run.reason) for name in names]
+        outcome = figure.outcome(_analysis(item, plan, model), model, names)
+        if outcome is None:
             continue
-        mass = run.outcome.exact["mass"]  # [N, L, Hq, K]
-        near = mass[..., run.outcome.bins.newest(newest)].sum(-1)
+        mass = outcome.exact["mass"]  # [N, L, Hq, K]
+        near = mass[..., outcome.bins.newest(newest)].sum(-1)
         first = mass[..., :2].sum(-1)
         parts = [mass[..., 0], mass[..., 1], first, near, 1 - first - near]
         medians = {}
         for name, part in zip(names, parts, strict=True):
             medians[name] = np.median(part.reshape(len(part), -1), axis=1)
-            cells.append(_spike_cell(model, name, heading, *mean_and_error(medians[name]), len(part), run))
+            figure.add(model, name, heading, *mean_and_error(medians[name]), len(part))
             label = name if len(plan.models_of(item)) == 1 else f"{model.title}\n{name}"
             boxes[label] = _five_digits(part.mean(0).ravel())
         text = f"the sinks' median is greater than that of the newest {newest} tokens' sum"
-        verdicts.append(judged(text, model.title, medians[names[2]], medians[names[3]], 0.0, math.inf))
-    return Folded(
-        headings=[heading],
-        rows=names,
-        models=[model.title for model in plan.models_of(item)],
-        cells=cells,
-        verdicts=verdicts,
-        notes=notes(item, plan, *analyses.values()),
-        marks=marks(plan),
-        arrays={"boxes": boxes} if boxes else {},
-    )
+        figure.verdicts.append(judged(text, model.title, medians[names[2]], medians[names[3]], 0.0, math.inf))
+    return figure.folded(boxes=boxes)
 
 
 def jackknifed(spikes: np.ndarray, visible: np.ndarray, distances: np.ndarray) -> tuple[float, float]:
@@ -268,25 +273,6 @@ def _stems(scores: np.ndarray) -> dict[str, Any]:
     """Return the series of the scores of positions 2, 3, ..., without those too small to be seen."""
     seen = np.flatnonzero(scores > 0.005 * scores.max())
     return {"kind": "stems", "x": (seen + 2).tolist(), "y": _five_digits(scores[seen])}
-
-
-def _spike_cell(
-    model: Model, row: str, heading: Heading, number: float, error: float, count: int, run: Analysis
-) -> Cell:
-    place: dict[str, Any] = {"model": model.title, "row": row, "column": heading.name}
-    if math.isnan(number):
-        return Cell(**place, reason="too few spikes, or too few decode steps, for this figure", runs=(run.id,))
-    known = None if math.isnan(error) else error
-    return Cell(**place, ours=number, stderr=known, n=count, runs=(run.id,), **interval_fields(number, known, count))
-
-
-def _verdict(
-    text: str, model: Model, number: float, error: float | None, count: int, low: float, high: float
-) -> Verdict:
-    ours = None if math.isnan(number) else number
-    interval = None if ours is None else intervals.of_moments(ours, error, count)
-    more = {"interval": interval, "stderr": error, "n": count, "widest": math.inf}
-    return decided(text, model.title, ours, low, high, **more)
 
 
 def _five_digits(numbers: np.ndarray) -> list[float]:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from experiments import published
-from experiments.data import data_overrides
-from experiments.fold.cells import Cell, Folded, Heading, interval_fields
+from experiments.data import Plan, data_overrides
+from experiments.fold.cells import FORMAT_ONLY, Cell, Folded, Heading, mean_cell
 from experiments.fold.figures import standard_error
 from experiments.item import MINI, Computed, Described, Model
-from experiments.plan import Plan
 from experiments.runs import composed, run_of
 from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.errors import KvbenchError
@@ -22,12 +21,10 @@ COUNT, LENGTH = "records", "mean length"
 
 
 def of_datasets(item: Computed, plan: Plan) -> Folded:
-    """Return the number of records and their mean length by data set.
+    """Return the number of records and their mean length by data set; with mini, of the bundled tasks.
 
-    Args:
-        item: ``options`` has ``rows`` (:class:`~experiments.item.Described`); ``published`` of their columns selects
-            the CSV's line, which has the columns ``records`` and ``avg_len``.
-        plan: the command line's choices; with mini, the bundled tasks are described.
+    The item's ``options`` have ``rows`` (:class:`~experiments.item.Described`), whose columns' ``published`` select the
+    CSV's line with the columns ``records`` and ``avg_len``.
     """
     rows: Sequence[Described] = item.options["rows"]
     if plan.data == "mini":
@@ -39,42 +36,31 @@ def of_datasets(item: Computed, plan: Plan) -> Folded:
         cells += own
         sources |= dict.fromkeys(commits)
     return Folded(
-        headings=[Heading(name=COUNT, digits=0), Heading(name=LENGTH, unit="words", digits=0)],
-        rows=[row.name for row in rows],
-        models=[""],
-        cells=cells,
+        [Heading(COUNT, digits=0), Heading(LENGTH, "words", 0)],
+        [row.name for row in rows],
+        [""],
+        cells,
         notes=[
             "Length: LongBench's own count (words, or characters in Chinese); elsewhere words of the prompt.",
             *([f"Records of {'; '.join(sources)}."] if sources else []),
         ],
-        marks=["format only: generated records, no result"] if plan.data == "standin" else [],
+        marks=[FORMAT_ONLY] if plan.data == "standin" else [],
     )
 
 
 def _cells(item: Computed, row: Described, plan: Plan) -> tuple[list[Cell], list[str]]:
     """Return the cells of a data set, and ``OWNER/NAME at commit HASH`` of its files that came from the hub."""
-    place = {"model": "", "row": row.name}
-    printed = {
-        COUNT: _printed(item, row, "records", plan),
-        LENGTH: _printed(item, row, "avg_len", plan),
-    }
+    printed = {name: _printed(item, row, key, plan) for name, key in ((COUNT, "records"), (LENGTH, "avg_len"))}
     try:
         config = _config(row, plan)
         samples = [sample for sample in config.task.samples() if row.data.task in ("", sample.task)]
         lengths = [float(_length(sample)) for sample in samples]
     except KvbenchError as problem:
         reason = str(problem)
-        return [Cell(**place, column=name, paper=number, reason=reason) for name, number in printed.items()], []
-    count = Cell(**place, column=COUNT, paper=printed[COUNT], ours=float(len(lengths)), n=len(lengths))
-    mean = Cell(
-        **place,
-        column=LENGTH,
-        paper=printed[LENGTH],
-        ours=fmean(lengths),
-        stderr=standard_error(lengths),
-        n=len(lengths),
-        **interval_fields(fmean(lengths), standard_error(lengths), len(lengths)),
-    )
+        return [Cell("", row.name, name, number, reason=reason) for name, number in printed.items()], []
+    n = len(lengths)
+    count = Cell("", row.name, COUNT, printed[COUNT], float(n), n=n)
+    mean = mean_cell(("", row.name, LENGTH), fmean(lengths), standard_error(lengths), n, paper=printed[LENGTH])
     commits = [f"{entry['hub_id']} at commit {entry['revision']}" for entry in of(config).get("data", ())]
     return [count, mean], commits
 

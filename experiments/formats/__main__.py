@@ -19,7 +19,7 @@ from experiments import measured
 from experiments.fidelity.fold import TASKS, data
 from experiments.formats.fold import fold_formats, sizes
 from experiments.formats.grid import ROWS
-from experiments.formats.tpot import settings
+from experiments.formats.which import settings
 from experiments.place import stored_counts
 
 

@@ -1,17 +1,25 @@
-"""The table of docs/which-format.md: bits, time on an H200, and closeness to fp16 on the bundled model."""
+"""The table of docs/which-format.md: bits, time on an H200, and closeness to fp16 on the bundled model.
+
+Times per token are those of steps of a whole model of 7 billion parameters: ``python -m experiments.formats
+--settings`` prints the settings that ``python -m kvbench.bench tpot`` measured, or should, for :data:`SOURCE`. Settings
+are matched by the methods that they describe, not by their spelling: ``engine`` and
+``engine:format=int4_per_token_head`` are the same.
+"""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from experiments.formats.report import divergence_text
-from experiments.formats.tpot import ROOT, measured_tpot
+from experiments.formats.grid import QUANTIZERS, line_key
+from experiments.stored import ROOT, benchmark_rows, content, load_result_json, markdown_table, some
 from kvbench.config.setting import parse_setting
 from kvbench.methods.byte_parts import Setting
 
-PAGE = "docs/which-format.md"
+PAGE, SOURCE = "docs/which-format.md", "results/h200/formats/tpot_7b.json"
+LINES, KERNEL = "results/formats/lines.json", "results/h200/formats/kernel.json"
 #: name in results/formats and name in results/h200/formats/kernel.json
 FORMATS = (
     ("q8_0, rotated", "q8_0"),
@@ -49,42 +57,68 @@ FORMATS = (
 SHAPE = Setting(131072, 131072, query_heads=32, heads=32, channels=128, width=2, layer=16, layers=32)
 
 
-def read_repository_json(path: str) -> Any:
-    """Return a JSON file of the repository."""
-    return json.loads((ROOT / path).read_text(encoding="utf-8"))
+def settings() -> dict[str, str]:
+    """Return the setting to be timed for each quantizer by its name, fp16 first: with its authors' exact tokens."""
+    timed = {quantizer.name: quantizer.to_time for quantizer in QUANTIZERS}
+    return {"fp16": "fp16", **{name: setting for name, setting in timed.items() if setting is not None}}
+
+
+def measured_tpot(root: Path = ROOT) -> dict[str, float]:
+    """Return the time per token in seconds of each quantizer that was measured, by its name."""
+    timed = some(content(root / SOURCE)["rows"], status="ok")
+    times = [(parse_setting(row["setting"]).load(), row["tpot_s"]["median"]) for row in timed]
+    methods = {name: parse_setting(setting).load() for name, setting in settings().items()}
+    return {name: seconds for name, method in methods.items() for other, seconds in times if other == method}
+
+
+def step_milliseconds(root: Path = ROOT) -> dict[str, float]:
+    """Return the time per token in milliseconds of the lines that have one, by the line's key.
+
+    That is one line per quantizer: the one with the exact tokens of its authors.
+    """
+    own = {
+        "fp16": line_key("fp16", "own"),
+        **{part.name: line_key(part.name, next(iter(part.tails))) for part in QUANTIZERS},
+    }
+    return {own[name]: 1e3 * seconds for name, seconds in measured_tpot(root).items()}
 
 
 def which_format_table() -> str:
     """Return the page's table."""
-    rows = read_repository_json("results/formats/lines.json")["lines"]
     # kvquant has a line with its own exact tokens only, which are none
-    lines = {line["name"]: line for tail in ("own", "open") for line in rows if line["tail"] == tail}
+    lines = {
+        line["name"]: line for tail in ("own", "open") for line in some(load_result_json(LINES)["lines"], tail=tail)
+    }
     kernel = {
-        row["format"]: row for row in read_repository_json("results/h200/formats/kernel.json")["rows"] if seven(row)
+        row["format"]: row for row in some(benchmark_rows(KERNEL), model="7b", context=SHAPE.tokens) if "us" in row
     }
     steps = measured_tpot()
-    best = min(row["best_us"] for row in kernel.values() if "best_us" in row)
-    out = [
-        "| format | bits, packed | attention of a layer, 7B at 128k, µs | TPOT, 7B at 32k, ms "
-        "| bits, scored | KL mean, 0.0001 nats | score, % |",
-        "|:--|" + "--:|" * 6,
-    ]
-    fp16 = lines["fp16"]
-    out.append(
-        f"| fp16 | 16 | {best:.0f} | {1e3 * steps['fp16']:.2f} | {fp16['bits']:.0f} | 0 "
-        f"| {100 * fp16['score']['score']:.1f} |"
-    )
+    head = ["format", "bits, packed", "attention of a layer, 7B at 128k, µs", "TPOT, 7B at 32k, ms", "bits, scored"]
+    head += ["KL mean, 0.0001 nats", "score, %"]
+    fp16, best = lines["fp16"], min(row["best_us"] for row in kernel.values() if "best_us" in row)
+    body = [["fp16", "16", f"{best:.0f}", f"{1e3 * steps['fp16']:.2f}", f"{fp16['bits']:.0f}", "0", scored(fp16)]]
     for name, form in FORMATS:
         line = lines[name]
-        row = kernel.get(form or "")
-        kld = line["kld"]
-        out.append(
-            f"| {name} | {bits(line['setting']):.3g} | {'-' if row is None else format(row['us'], '.0f')} "
-            f"| {format(1e3 * steps[name], '.2f') if name in steps else '-'} "
-            f"| {line['bits']:.2f} | {divergence_text(kld)} "
-            f"| {100 * line['score']['score']:.1f} |"
-        )
-    return "\n".join(out)
+        us = f"{kernel[form]['us']:.0f}" if form in kernel else "-"
+        ms = f"{1e3 * steps[name]:.2f}" if name in steps else "-"
+        kld = divergence_text(line["kld"])
+        body.append([name, f"{bits(line['setting']):.3g}", us, ms, f"{line['bits']:.2f}", kld, scored(line)])
+    return "\n".join(markdown_table(head, body))
+
+
+def scored(line: Mapping[str, Any]) -> str:
+    """Return the score of a line in percent."""
+    return f"{100 * line['score']['score']:.1f}"
+
+
+def divergence_text(kld: Mapping[str, float]) -> str:
+    """Return a mean KL divergence and its interval in 0.0001 nats."""
+    return "{} ({} to {})".format(*(digits(1e4 * kld[name]) for name in ("mean", "low", "high")))
+
+
+def digits(x: float, sign: str = "") -> str:
+    """Return a number with three significant digits, and without an exponent if it is 1000 or more."""
+    return format(x, f"{sign}.0f" if abs(x) >= 999.5 else f"{sign}.3g")
 
 
 def bits(setting: str) -> float:
@@ -93,11 +127,6 @@ def bits(setting: str) -> float:
     # both lengths are multiples of every group, so the longer cache has more packed tokens and nothing else
     size = method.layer_bytes(SHAPE).total - method.layer_bytes(replace(SHAPE, tokens=half, prompt=half)).total
     return 8 * size / (2 * half * SHAPE.heads * SHAPE.channels)
-
-
-def seven(row: dict[str, Any]) -> bool:
-    """Return True for a point of the 7B shape at 128k tokens."""
-    return bool((row["model"], row["context"]) == ("7b", 131072) and "us" in row)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from experiments.kernels.greedy import Row, compare_continuations, continuation_parser, eager, new_cache, parted
-from experiments.quantspec.prompts import Prompt
+from experiments.kernels.greedy import Row, compare_continuations, continuation_parser, eager
+from experiments.measured import parted
+from experiments.prompts import Prompt, new_cache
 from kvbench.cache import KVCache
 from kvbench.cache.progress import Options
 from kvbench.config.setting import parse_setting

@@ -10,25 +10,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.measured import keep_rows
-from experiments.place import add_options, choice
-from experiments.quantspec.prompts import Prompt, tasks
+from experiments.measured import TINY, command_line, keep_json, parted
+from experiments.prompts import Prompt, loaded, new_cache, tasks
 from kvbench.bench import report
-from kvbench.cache import KVCache, Prompts
+from kvbench.cache import KVCache
 from kvbench.cache.progress import Options
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse_setting
 from kvbench.decoding.passes import forward, prefill
 from kvbench.errors import KvbenchError
-from kvbench.models import by_name
-from kvbench.models.load import LoadedModel, load_model
-from kvbench.models.spec import ModelConfig
-from kvbench.util.schema import build
 
 METHODS: dict[str, str] = {
     "kivi int4": "kivi:int4",
@@ -42,23 +36,10 @@ METHODS: dict[str, str] = {
 Row = dict[str, Any]
 
 
-def loaded(name: str, runtime: RuntimeConfig, **changes: Any) -> LoadedModel:
-    """Load a model by name, with some keys of its configuration changed."""
-    return load_model(build(ModelConfig, {**by_name.group(name), **changes}, "model"), runtime)
-
-
 def load_on_device(name: str, device: str) -> tuple[Any, Any]:
     """Return model and tokenizer on one device."""
     on_device = loaded(name, RuntimeConfig(device=device))
     return on_device.model, on_device.tokenizer
-
-
-def new_cache(method: Any, model: Any, tokenizer: Any, prompt: Prompt, count: int) -> tuple[KVCache, torch.Tensor]:
-    """Return an empty cache for a prompt and `count` new tokens, and the prompt's ids ``[1, T]``."""
-    ids = torch.tensor([prompt.ids], device=model.device)
-    spans = [prompt.span] if prompt.span else None
-    prompts = Prompts.from_batch(ids, None, context_spans=spans, queries=[prompt.query], decode=tokenizer.decode)
-    return method.new_cache(model, prompts, max_length=len(prompt.ids) + count), ids
 
 
 def eager(model: Any, cache: KVCache, token: torch.Tensor, length: int, count: int) -> tuple[list[int], list[float]]:
@@ -75,11 +56,6 @@ def eager(model: Any, cache: KVCache, token: torch.Tensor, length: int, count: i
         tokens.append(int(token))
         gaps.append(float(two[0] - two[1]))
     return tokens, gaps
-
-
-def parted(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Return the first position at which two continuations differ."""
-    return next((i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b), None)
 
 
 @torch.inference_mode()
@@ -118,15 +94,11 @@ def continuation_parser(
     command: str, about: str | None, length: int, prompts: int, tokens: int, out: str
 ) -> argparse.ArgumentParser:
     """Return a parser with the options of a comparison of continuations, and their defaults."""
-    top = argparse.ArgumentParser(prog=f"python -m {command}", description=about)
+    top = command_line(command, about, out, TINY, "cuda")
     add, default = top.add_argument, " (default: %(default)s)"
-    add("--model", default="tiny", help="preset, OWNER/NAME of the hub or ./FOLDER" + default)
-    add("--device", default="cuda", help="device" + default)
     add("--length", type=int, default=length, help="tokens of a prompt" + default)
     add("--prompts", type=int, default=prompts, help="prompts of each method" + default)
     add("--tokens", type=int, default=tokens, help="tokens of a continuation" + default)
-    add("--out", default=out, help="JSON file" + default)
-    add_options(top)
     return top
 
 
@@ -148,8 +120,9 @@ def compare_continuations(
             continue
         rows += mine
         print("\n".join(shown(name, mine)), flush=True)
-    content = {**vars(arguments), **report.machine(), "rows": rows}
-    return keep_rows(content, Path(arguments.out), choice(arguments)) or failed
+    return (
+        keep_json({**vars(arguments), "out": str(arguments.out), **report.machine(), "rows": rows}, arguments) or failed
+    )
 
 
 def main() -> int:

@@ -7,13 +7,11 @@ first call, in which cuDNN plans; the feed-forward layer whole and in slices; pe
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +20,7 @@ from torch.nn.attention import sdpa_kernel
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from experiments.measured import keep_rows
-from experiments.place import add_options, choice
+from experiments.measured import command_line, keep_json
 from kvbench.attention import prefill
 from kvbench.bench.kernel import BACKENDS
 from kvbench.bench.shapes import MODELS, Model, tokens
@@ -110,20 +107,18 @@ def feed_forward(name: str, count: int, device: torch.device, dtype: torch.dtype
 @torch.inference_mode()
 def main() -> int:
     """Measure the chosen parts of a prefill on this GPU and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line("experiments.kernels.prefill", __doc__, "results/h200/prefill_layer.json")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["7b", "8b"])
     parser.add_argument("--contexts", nargs="+", type=tokens, default=[tokens("32k"), tokens("128k")])
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("results/h200/prefill_layer.json"))
-    add_options(parser)
-    options = parser.parse_args()
+    arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16
     rows = []
-    for name, count in itertools.product(options.models, options.contexts):
+    for name, count in itertools.product(arguments.models, arguments.contexts):
         parts = {
-            "attention": measure_attention(MODELS[name], count, device, dtype, options.repeats),
-            "mlp": feed_forward(name, count, device, dtype, options.repeats),
+            "attention": measure_attention(MODELS[name], count, device, dtype, arguments.repeats),
+            "mlp": feed_forward(name, count, device, dtype, arguments.repeats),
         }
         rows.append({"model": name, "tokens": count, **parts})
         for part, ways in parts.items():
@@ -131,7 +126,7 @@ def main() -> int:
                 print(f"{name} {count:>7} {part:<10}{how:<7} {figures}", flush=True)
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     measured = {"device": device_name, "torch": torch.__version__, "dtype": "bfloat16", "rows": rows}
-    return keep_rows(measured, options.out, choice(options))
+    return keep_json(measured, arguments)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ THREE = (
     Model("phi3-mini-128k-instruct", "Phi-3-mini-128k-Instruct"),
 )
 
-GSM8K = Column(name="GSM8K", data="gsm8k_logquant")
-OPENBOOKQA = Column(name="OpenBookQA", data="openbookqa")
+GSM8K = Column("GSM8K", "gsm8k_logquant")
+OPENBOOKQA = Column("OpenBookQA", "openbookqa")
 
 #: row -> setting: the paper's groups of 64 and R = 128; an eviction twin drops what its method would quantize
 KIVI = "kivi:int2:quantizer.key.group_size=64:quantizer.value.group_size=64"

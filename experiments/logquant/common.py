@@ -19,48 +19,48 @@ ROUGE_NOTE = """The published scores of gov_report, qmsum, multi_news, vcsum, sa
     groups that hold them, do not follow from the authors' published answers under LongBench's scorer."""
 
 DATASETS = tuple(
-    Column(name=task, data="longbench_logquant", task=task, published={"dataset": task})
+    Column(task, "longbench_logquant", task=task, published={"dataset": task})
     for tasks in TASKS.values()
     for task in tasks
 )
-GROUPS = tuple(Group(name=name, columns=tasks, published={"category": name}) for name, tasks in TASKS.items())
+GROUPS = tuple(Group(name, columns=tasks, published={"category": name}) for name, tasks in TASKS.items())
 #: with --data mini, every group would be the same mean: one stands for all
 MEAN = "Mean"
 
 #: "the length of the input token between 600 and 1700" (sec. 4.1); its script has no such filter
-GSM8K = Column(name="GSM8K", data="gsm8k_logquant", options=("dataset.prompt_tokens=[600,1700]",))
+GSM8K = Column("GSM8K", "gsm8k_logquant", options=("dataset.prompt_tokens=[600,1700]",))
 
 #: the authors' KIVI of the tables is transformers' QuantizedCache; the KIVI of its own authors stands below it
 KIVI_NOTE = """"KiVi" is transformers' quantized cache with quanto, as in the authors' script: the whole prompt is
     packed, keys in groups of one token's channels. "KIVI" is the method of its own authors, which the paper does not
     measure."""
 
-BASELINE = Row(name="baseline", setting="fp16")
+BASELINE = Row("baseline", "fp16")
 
 
 def kivi(bits: int, published: Mapping[str, str]) -> Row:
     """Return the row of the paper's KiVi."""
     setting = "hf_quantized" if bits == 2 else f"hf_quantized:bits={bits}"
-    return Row(name=f"KiVi ({bits}-bit)", setting=setting, published=published)
+    return Row(f"KiVi ({bits}-bit)", setting, published=published)
 
 
 def own_kivi(bits: int) -> Row:
     """Return the row of KIVI as its own authors define it, which the paper does not have."""
-    return Row(name=f"KIVI ({bits}-bit)", setting=f"kivi:int{bits}")
+    return Row(f"KIVI ({bits}-bit)", f"kivi:int{bits}")
 
 
 def logquant(bits: int, published: Mapping[str, str]) -> Row:
     """Return the row of LogQuant."""
     setting = "logquant" if bits == 2 else f"logquant:int{bits}_g64"
-    return Row(name=f"LogQuant ({bits}-bit)", setting=setting, published=published)
+    return Row(f"LogQuant ({bits}-bit)", setting, published=published)
 
 
 def released(bits: int) -> Row:
     """Return the row of LogQuant with keys as the released code packs them: groups of one token's channels."""
     setting = "logquant" if bits == 2 else f"logquant:int{bits}_g64"
-    return Row(name=f"LogQuant ({bits}-bit), keys per token", setting=f"{setting}:key_axis=token")
+    return Row(f"LogQuant ({bits}-bit), keys per token", f"{setting}:key_axis=token")
 
 
 def partial(published: Mapping[str, str]) -> Row:
     """Return the row of PartialLogQuant."""
-    return Row(name="PartialLogQuant (2-bit)", setting="partial_logquant", published=published)
+    return Row("PartialLogQuant (2-bit)", "partial_logquant", published=published)

@@ -24,7 +24,7 @@ ITEM = Computed(
         "steps": 4,
         "base": "LogQuant",
         "claims": tuple(
-            Claim(text=f"LogQuant covers more than {other}{words}", first="LogQuant", second=other, column=column)
+            Claim(f"LogQuant covers more than {other}{words}", "LogQuant", other, column)
             for column, words in (("R = 128", " (per token held)"), ("R = 128, eq. 2", " (eq. 2)"))
             for other in ("KiVi", "Streaming", "H2O")
         ),

@@ -3,21 +3,14 @@
 from experiments.item import MINI, Claim, Column, Grid, Group, Model, Row
 from experiments.logquant.common import GSM8K, KIVI_NOTE
 
-_RATIO = Column(
-    name="compression ratio",
-    data=GSM8K.data,
-    options=GSM8K.options,
-    figure="compression",
-    scale=1.0,
-    unit="x",
-)
-_MINI_RATIO = Column(name=_RATIO.name, data="mini", figure="compression", scale=1.0, unit="x")
+_RATIO = Column("compression ratio", GSM8K.data, options=GSM8K.options, figure="compression", scale=1.0, unit="x")
+_MINI_RATIO = Column(_RATIO.name, "mini", figure="compression", scale=1.0, unit="x")
 _MEAN = "Accuracy"
 _KEPT = (128, 192, 256)
 
 
 def _window_rows(name: str, setting: str) -> tuple[Row, ...]:
-    return tuple(Row(name=f"{name}, R {exact}", setting=setting.format(exact), series=name) for exact in _KEPT)
+    return tuple(Row(f"{name}, R {exact}", setting.format(exact), series=name) for exact in _KEPT)
 
 
 ITEM = Grid(
@@ -30,23 +23,23 @@ ITEM = Grid(
         Model("phi3-mini-128k-instruct", "Phi-3-mini-128k-instruct"),
     ),
     rows=(
-        Row(name="baseline", setting="fp16"),
+        Row("baseline", "fp16"),
         *_window_rows("KiVi", "hf_quantized:residual={}"),
         *_window_rows("KIVI", "kivi:int2:residual={}"),
         *_window_rows("LogQuant", "logquant:reserved={}"),
         *_window_rows("PartialLogQuant", "partial_logquant:reserved={}"),
     ),
     columns=(GSM8K, _RATIO),
-    groups=(Group(name=_MEAN, columns=(GSM8K.name,), mini=tuple(column.name for column in MINI)),),
+    groups=(Group(_MEAN, columns=(GSM8K.name,), mini=tuple(column.name for column in MINI)),),
     mini=(*MINI, _MINI_RATIO),
     base="baseline",
     along=_RATIO.name,
     claims=tuple(
         Claim(
-            text=f"LogQuant is better than {other} with {exact} exact tokens",
-            first=f"LogQuant, R {exact}",
-            second=f"{other}, R {exact}",
-            column=_MEAN,
+            f"LogQuant is better than {other} with {exact} exact tokens",
+            f"LogQuant, R {exact}",
+            f"{other}, R {exact}",
+            _MEAN,
         )
         for exact in _KEPT
         for other in ("KiVi", "KIVI")

@@ -10,8 +10,8 @@ def _batch_columns(figure: str, scale: float, unit: str, digits: int) -> tuple[C
     what = {"tokens_per_s": "throughput", "peak": "peak GPU memory"}[figure]
     return tuple(
         Column(
-            name=f"{what}, batch {batch}",
-            data="efficiency",
+            f"{what}, batch {batch}",
+            "efficiency",
             figure=figure,
             scale=scale,
             unit=unit,
@@ -35,15 +35,15 @@ ITEM = Grid(
     title="Memory and throughput by batch",
     models=(Model("llama3.1-8b", "Llama-3.1-8B"),),
     rows=(
-        Row(name="BF16", setting="fp16"),
-        Row(name="LogQuant (2-bit)", setting="logquant:reserved=126"),
-        Row(name="LogQuant (2-bit), W = 64", setting="logquant:int2_g128:window=64:reserved=192"),
+        Row("BF16", "fp16"),
+        Row("LogQuant (2-bit)", "logquant:reserved=126"),
+        Row("LogQuant (2-bit), W = 64", "logquant:int2_g128:window=64:reserved=192"),
     ),
     columns=(*_RATES, *_batch_columns("peak", 2**-30, "GiB", 1)),
     groups=(
-        Group(name=_BEST, columns=tuple(c.name for c in _RATES), mini=tuple(c.name for c in _RATES), pick="largest"),
+        Group(_BEST, columns=tuple(c.name for c in _RATES), mini=tuple(c.name for c in _RATES), pick="largest"),
         Group(
-            name=_MOST,
+            _MOST,
             columns=tuple(c.name for c in _RATES),
             mini=tuple(c.name for c in _RATES),
             pick="last",
@@ -52,14 +52,7 @@ ITEM = Grid(
     ),
     base="BF16",
     claims=tuple(
-        Claim(
-            text=f"{name}: {text}",
-            first=name,
-            second="BF16",
-            column=column,
-            low=low,
-            relative=True,
-        )
+        Claim(f"{name}: {text}", name, "BF16", column, low=low, relative=True)
         for name in ("LogQuant (2-bit)", "LogQuant (2-bit), W = 64")
         for text, column, low in (
             ("at least 25 % more throughput", _BEST, "throughput gain vs BF16, HF pipeline, 48 GB"),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from experiments.item import Claim, Grid, Group, Model, Row
-from experiments.logquant.common import BASELINE, GSM8K, KIVI_NOTE, kivi, own_kivi
+from experiments.logquant import common
 
 _MEAN = "Accuracy"
 _SINKS, _OWN_SINKS = "KiVi (2-bit) + sinks", "KIVI (2-bit) + sinks"
@@ -17,36 +17,24 @@ ITEM = Grid(
         Model("qwen1.5-7b-chat", "Qwen1.5-7B-Chat"),
     ),
     rows=(
-        replace(BASELINE, published={"method": "baseline(BF16)"}),
-        kivi(4, {"method": "KiVi(4-bit)"}),
-        kivi(2, {"method": "KiVi(2-bit)"}),
-        Row(name=_SINKS, setting="hf_quantized:sinks=2", published={"method": "KiVi(2-bit)+Sink(BF16)"}),
-        own_kivi(2),
-        Row(name=_OWN_SINKS, setting="kivi:int2:sinks=2"),
+        replace(common.BASELINE, published={"method": "baseline(BF16)"}),
+        common.kivi(4, {"method": "KiVi(4-bit)"}),
+        common.kivi(2, {"method": "KiVi(2-bit)"}),
+        Row(_SINKS, "hf_quantized:sinks=2", published={"method": "KiVi(2-bit)+Sink(BF16)"}),
+        common.own_kivi(2),
+        Row(_OWN_SINKS, "kivi:int2:sinks=2"),
     ),
-    columns=(replace(GSM8K, published={"dataset": "gsm8k"}),),
-    groups=(Group(name=_MEAN, published={"dataset": "gsm8k"}),),
+    columns=(replace(common.GSM8K, published={"dataset": "gsm8k"}),),
+    groups=(Group(_MEAN, published={"dataset": "gsm8k"}),),
     base="baseline",
     published="logquant_table1",
     value="accuracy",
     claims=(
-        Claim(text="2 bits lose accuracy", first="KiVi (2-bit)", second="baseline", column=_MEAN, low=-100.0, high=0.0),
+        Claim("2 bits lose accuracy", "KiVi (2-bit)", "baseline", _MEAN, low=-100.0, high=0.0),
+        Claim("exact sinks change little (within a point)", _SINKS, "KiVi (2-bit)", _MEAN, low=-1.0, high=1.0),
         Claim(
-            text="exact sinks change little (within a point)",
-            first=_SINKS,
-            second="KiVi (2-bit)",
-            column=_MEAN,
-            low=-1.0,
-            high=1.0,
-        ),
-        Claim(
-            text="exact sinks change little of KIVI (within a point)",
-            first=_OWN_SINKS,
-            second="KIVI (2-bit)",
-            column=_MEAN,
-            low=-1.0,
-            high=1.0,
+            "exact sinks change little of KIVI (within a point)", _OWN_SINKS, "KIVI (2-bit)", _MEAN, low=-1.0, high=1.0
         ),
     ),
-    caption=f"""The paper: GSM8K with five examples, the newest 128 tokens exact. {KIVI_NOTE}""",
+    caption=f"""The paper: GSM8K with five examples, the newest 128 tokens exact. {common.KIVI_NOTE}""",
 )

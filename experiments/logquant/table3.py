@@ -3,22 +3,10 @@
 from dataclasses import replace
 
 from experiments.item import Claim, Grid, Group, Model
-from experiments.logquant.common import (
-    BASELINE,
-    DATASETS,
-    GROUPS,
-    GSM8K,
-    KIVI_NOTE,
-    MEAN,
-    ROUGE_NOTE,
-    kivi,
-    logquant,
-    own_kivi,
-    partial,
-)
+from experiments.logquant import common
 
-_MATH = Group(name="Math", columns=(GSM8K.name,), published={"category": "Math"})
-_CLAIMED = ("Math", "Synthetic Tasks", "Code Completion", MEAN)
+_MATH = Group("Math", columns=(common.GSM8K.name,), published={"category": "Math"})
+_CLAIMED = ("Math", "Synthetic Tasks", "Code Completion", common.MEAN)
 
 ITEM = Grid(
     id="logquant/table3",
@@ -32,25 +20,20 @@ ITEM = Grid(
         Model("phi3-mini-128k-instruct", "Phi-3-mini-128k-instruct"),
     ),
     rows=(
-        replace(BASELINE, published={"method": "baseline (16-bit)"}),
-        kivi(2, {"method": "KiVi (2-bit)"}),
-        own_kivi(2),
-        logquant(2, {"method": "LogQuant (2-bit)"}),
-        partial({"method": "PartialLogQuant (2-bit)"}),
+        replace(common.BASELINE, published={"method": "baseline (16-bit)"}),
+        common.kivi(2, {"method": "KiVi (2-bit)"}),
+        common.own_kivi(2),
+        common.logquant(2, {"method": "LogQuant (2-bit)"}),
+        common.partial({"method": "PartialLogQuant (2-bit)"}),
     ),
-    columns=(GSM8K, *(replace(column, published={}) for column in DATASETS)),
-    groups=(_MATH, *GROUPS),
-    mini_groups=(Group(name=MEAN),),
+    columns=(common.GSM8K, *(replace(column, published={}) for column in common.DATASETS)),
+    groups=(_MATH, *common.GROUPS),
+    mini_groups=(Group(common.MEAN),),
     only_groups=True,
     base="baseline",
     published="logquant_table3",
     claims=tuple(
-        Claim(
-            text=f"{name}: LogQuant is better than {other}",
-            first="LogQuant (2-bit)",
-            second=f"{other} (2-bit)",
-            column=name,
-        )
+        Claim(f"{name}: LogQuant is better than {other}", "LogQuant (2-bit)", f"{other} (2-bit)", name)
         for name in _CLAIMED
         for other in ("KiVi", "KIVI")
     ),
@@ -60,5 +43,5 @@ ITEM = Grid(
     ),
     caption=f"""The paper: GSM8K (Math) and LongBench, 128 exact tokens at most; groups as in its Table 5. Two groups of
     Qwen1.5-7B-Chat-AWQ and of Qwen2-7B-Instruct are not legible in our copy of the paper: they have no number.
-    {KIVI_NOTE} {ROUGE_NOTE}""",
+    {common.KIVI_NOTE} {common.ROUGE_NOTE}""",
 )

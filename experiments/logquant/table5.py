@@ -14,8 +14,8 @@ ITEM = Computed(
     compute="statistics:of_datasets",
     options={
         "rows": (
-            Described(name="gsm8k: Math", data=replace(GSM8K, options=(), published={"dataset": "gsm8k"})),
-            *(Described(name=f"{column.name}: {_GROUPS[column.name]}", data=column) for column in DATASETS),
+            Described("gsm8k: Math", replace(GSM8K, options=(), published={"dataset": "gsm8k"})),
+            *(Described(f"{column.name}: {_GROUPS[column.name]}", column) for column in DATASETS),
         )
     },
     needs="gsm8k, longbench",

@@ -3,18 +3,7 @@
 from dataclasses import replace
 
 from experiments.item import Claim, Grid, Group, Model
-from experiments.logquant.common import (
-    BASELINE,
-    DATASETS,
-    KIVI_NOTE,
-    MEAN,
-    ROUGE_NOTE,
-    kivi,
-    logquant,
-    own_kivi,
-    partial,
-    released,
-)
+from experiments.logquant import common
 
 _AT_128 = {"bits": "2", "reserved": "128"}
 
@@ -32,27 +21,27 @@ ITEM = Grid(
         Model("phi3-mini-128k-instruct", "Phi-3-mini-128k-instruct"),
     ),
     rows=(
-        replace(BASELINE, published={"method": "baseline", "bits": "16", "reserved": ""}),
-        kivi(2, {"method": "KiVi", **_AT_128}),
-        own_kivi(2),
-        logquant(2, {"method": "LogQuant", **_AT_128}),
-        released(2),
-        partial({"method": "PartialLogQuant", **_AT_128}),
+        replace(common.BASELINE, published={"method": "baseline", "bits": "16", "reserved": ""}),
+        common.kivi(2, {"method": "KiVi", **_AT_128}),
+        common.own_kivi(2),
+        common.logquant(2, {"method": "LogQuant", **_AT_128}),
+        common.released(2),
+        common.partial({"method": "PartialLogQuant", **_AT_128}),
     ),
-    columns=DATASETS,
-    groups=(Group(name=MEAN),),
+    columns=common.DATASETS,
+    groups=(Group(common.MEAN),),
     base="baseline",
     published="logquant_table6",
     claims=(
-        Claim(text="LogQuant is better than KiVi", first="LogQuant (2-bit)", second="KiVi (2-bit)", column=MEAN),
-        Claim(text="LogQuant is better than KIVI", first="LogQuant (2-bit)", second="KIVI (2-bit)", column=MEAN),
+        Claim("LogQuant is better than KiVi", "LogQuant (2-bit)", "KiVi (2-bit)", common.MEAN),
+        Claim("LogQuant is better than KIVI", "LogQuant (2-bit)", "KIVI (2-bit)", common.MEAN),
         Claim(
-            text="LogQuant with keys per token is better than KiVi",
-            first="LogQuant (2-bit), keys per token",
-            second="KiVi (2-bit)",
-            column=MEAN,
+            "LogQuant with keys per token is better than KiVi",
+            "LogQuant (2-bit), keys per token",
+            "KiVi (2-bit)",
+            common.MEAN,
         ),
     ),
     caption=f"""The paper: 128 exact tokens at most. The numbers beside ours are of the authors' published result files,
-    which hold more models and lengths than the printed table. {KIVI_NOTE} {ROUGE_NOTE}""",
+    which hold more models and lengths than the printed table. {common.KIVI_NOTE} {common.ROUGE_NOTE}""",
 )

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from experiments.measured import keep_file, markdown_table
+from experiments.measured import command_line, keep_file
 from experiments.mini.fold import score_stderr
-from experiments.place import add_options, choice
+from experiments.place import choice
+from experiments.stored import markdown_table
 from kvbench.models import by_name
 from kvbench.models.load import load_tokenizer
 from kvbench.models.spec import ModelConfig
@@ -109,7 +109,7 @@ def chunk_markdown(results: Mapping[tuple[str, bool], Sequence[Mapping[str, floa
 
 def main() -> int:
     """Measure all tasks with both ways to read a chunk's text."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.mini.chunks", description=__doc__)
+    parser = command_line("experiments.mini.chunks", __doc__, "results/mini/chunks.md")
     parser.add_argument("--limit", type=int, default=200, help="samples per task")
     parser.add_argument("--length", type=int, default=4096, help="prompt length in tokens")
     parser.add_argument("--tasks", nargs="+", choices=tuple(KEYS), default=tuple(KEYS))
@@ -117,8 +117,6 @@ def main() -> int:
     parser.add_argument("--alpha", type=float, default=0.6)
     parser.add_argument("--beta", type=float, default=0.1)
     parser.add_argument("--chunk-size", type=int, default=32)
-    parser.add_argument("--out", type=Path, default=Path("results/mini/chunks.md"))
-    add_options(parser)
     arguments = parser.parse_args()
     tokenizer = load_tokenizer(build(ModelConfig, by_name.group("tiny"), "model"))
     results = {

@@ -8,8 +8,6 @@ where they can be captured, captured ones.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import signal
 import subprocess
@@ -18,8 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.measured import as_json
-from experiments.place import add_options, choice, place_result
+from experiments.measured import command_line, parted
+from experiments.place import choice, place_result
+from experiments.stored import as_json, content
 
 LAYOUTS = ("one", "device_map", "tensor_parallel")
 
@@ -39,20 +38,20 @@ def launch_worker(layout: str, out: Path, processes: int, rest: list[str], limit
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
         status = f"ended after {limit_s:.0f} s"
-    written: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    written: dict[str, Any] = content(file) if file.is_file() else {}
     seconds = round(time.perf_counter() - began, 1)
     print(f"{layout}: status {status}, {seconds} s", flush=True)
     return {**written, "status": status, "seconds": seconds}
 
 
-def parted(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
+def parting(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
     """Return the first position at which two answers differ, and the gap there; None for equal answers."""
-    left, right = one["tokens"], other["tokens"]
-    for number, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            gaps = [answer["gaps"][number] if number < len(answer["gaps"]) else None for answer in (one, other)]
-            return {"at": number, "gaps": gaps}
-    return None if len(left) == len(right) else {"at": min(len(left), len(right)), "gaps": []}
+    at = parted(one["tokens"], other["tokens"])
+    if at is None:
+        return None
+    if at == min(len(one["tokens"]), len(other["tokens"])):  # one of them ends here
+        return {"at": at, "gaps": []}
+    return {"at": at, "gaps": [answer["gaps"][at] if at < len(answer["gaps"]) else None for answer in (one, other)]}
 
 
 def against(one: Any, other: Any) -> dict[str, Any]:
@@ -61,7 +60,7 @@ def against(one: Any, other: Any) -> dict[str, Any]:
         return {"skipped": one if isinstance(one, str) else other}
     pairs = list(zip(one, other, strict=True))
     return {
-        "parted": [parted(a, b) for a, b in pairs],
+        "parted": [parting(a, b) for a, b in pairs],
         "same_bytes": all(sum(a["kv_bytes"]) == sum(b["kv_bytes"]) for a, b in pairs),
         "path": sorted({answer["path"] for answer in other}),
     }
@@ -81,12 +80,10 @@ def compared(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, compare, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser = command_line("experiments.multigpu", __doc__, None)
     parser.add_argument("--processes", type=int, default=2, help="number of ranks of the tensor-parallel layout")
     parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS), choices=LAYOUTS)
     parser.add_argument("--limit-s", type=float, default=75.0, help="time limit per layout in seconds")
-    add_options(parser)
     args, rest = parser.parse_known_args()
     where = place_result(args.out, choice(args))
     args.out = where.path

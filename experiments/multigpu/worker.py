@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from experiments.kernels.greedy import loaded, new_cache
-from experiments.quantspec.prompts import Prompt, tasks
+from experiments.prompts import Prompt, loaded, new_cache, tasks
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse_setting
 from kvbench.decoding import Sampling, generate

@@ -1,29 +1,29 @@
 """``python -m experiments.page``: size and times of the report's page with made-up runs, in a headless Chromium.
 
 The runs are written to a temporary folder, and the page is made of them by ``python -m kvbench.report --html``. Each
-time is the median over several visits. Needs the extra ``browser`` and a Chromium (:mod:`experiments.page.browser`).
+time is the median over several visits. Needs the extra ``browser`` and a Chromium of
+this machine; nothing is downloaded.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiments.page.browser import chromium, missing
+from experiments.measured import command_line, keep_json
 from experiments.page.made import many
-from experiments.place import add_options, choice, place_result, stored_counts
+from experiments.stored import as_json
 from kvbench.results.environment import commit, cpu_name
-from kvbench.util import atomic
 
 #: seconds from the start of the navigation until the first row of the table is in the document
 FIRST_ROW = "performance.getEntriesByName('first row')[0].startTime"
@@ -57,11 +57,9 @@ ACTIONS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write ``page.json``; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.page", description=__doc__)
+    parser = command_line("experiments.page", __doc__, "results/report/page.json")
     parser.add_argument("--runs", type=int, default=2000, help="number of made-up runs (default: %(default)s)")
     parser.add_argument("--visits", type=int, default=5, help="visits to take the median of (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("results/report/page.json"), help="default: %(default)s")
-    add_options(parser)
     arguments = parser.parse_args(argv)
     reason = missing()
     if reason:
@@ -82,12 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "load": [round(value, 1) for value in os.getloadavg()],
             **visits(page, arguments.visits),
         }
-    old = stored_counts(arguments.out, lambda content: {"runs": content["runs"], "visits": content["visits"]})
-    where = place_result(arguments.out, choice(arguments), {"runs": arguments.runs, "visits": arguments.visits}, old)
-    where.path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.replace_file(where.path, (json.dumps(outcome, indent=1) + "\n").encode())
-    print(json.dumps(outcome, indent=1))
-    return where.say()
+    print(as_json(outcome), end="")
+    return keep_json(outcome, arguments, lambda content: {"runs": content["runs"], "visits": content["visits"]})
 
 
 def visits(page: Path, count: int) -> dict[str, Any]:
@@ -137,6 +131,43 @@ def timed(action: Callable[[], Any]) -> float:
     began = time.monotonic()
     action()
     return time.monotonic() - began
+
+
+#: environment variable with the path of the browser, and names under which it is looked for without it
+VARIABLE = "KVBENCH_CHROMIUM"
+NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
+OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
+
+
+def missing() -> str:
+    """Return why no browser can be started here; empty if one can."""
+    try:
+        import playwright.sync_api  # noqa: F401
+    except ImportError:
+        return "playwright is not installed: pip install 'kvbench[browser]'"
+    named = os.environ.get(VARIABLE)
+    if named and not os.access(named, os.X_OK):
+        return f"{VARIABLE}={named} is not a program"
+    if not _path():
+        return f"there is no Chromium: install it (Debian: apt install chromium), or set {VARIABLE} to its file"
+    return ""
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Yield a running browser, a playwright ``Browser``, and close it at the end of the block."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=_path(), args=list(OPTIONS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def _path() -> str | None:
+    return os.environ.get(VARIABLE) or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 if __name__ == "__main__":

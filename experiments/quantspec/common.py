@@ -1,6 +1,7 @@
 """The drafts, models and columns that QuantSpec's items share."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from experiments.item import Claim, Column, Row
 
@@ -16,7 +17,7 @@ SPARSE = ("StreamingLLM", "SnapKV")
 FORCED = "speed-up, acceptance forced"
 
 #: autoregressive decoding of the target, in full precision
-AUTOREGRESSIVE = Row(name="AR (fp16)", setting="fp16")
+AUTOREGRESSIVE = Row("AR (fp16)", "fp16")
 
 
 def setting(draft: str, gamma: int) -> str:
@@ -29,8 +30,8 @@ _POINTS = {"StreamingLLM": 1, "SnapKV": 1, "QuantSpec": 4}
 #: each draft with the speculation length that is fastest in each cell
 BEST = tuple(
     Row(
-        name=draft,
-        setting=setting(draft, _POINTS[draft]),
+        draft,
+        setting(draft, _POINTS[draft]),
         choices=tuple(setting(draft, gamma) for gamma in gammas),
         published={"method": draft},
     )
@@ -39,8 +40,8 @@ BEST = tuple(
 #: each draft with each speculation length
 SWEPT = tuple(
     Row(
-        name=f"{draft}, gamma {gamma}",
-        setting=setting(draft, gamma),
+        f"{draft}, gamma {gamma}",
+        setting(draft, gamma),
         series=draft,
         x=float(gamma),
         published={"method": draft, "gamma": str(gamma)},
@@ -52,7 +53,7 @@ SWEPT = tuple(
 
 def context_columns(
     data: str, context: int, published: Mapping[str, str], acceptance: str, scale: float, only: tuple[str, ...] = ()
-) -> tuple[Column, Column, Column, Column]:
+) -> tuple[Column, ...]:
     """Return the columns of acceptance, memory and speed-up of a data set and a context.
 
     The last one is the speed-up at a forced acceptance, with random weights; it does not depend on the data set.
@@ -66,57 +67,20 @@ def context_columns(
         only: presets of the models that have the cell.
     """
     where = f"{data} {context // 1024}k"
-    options = (f"dataset.lengths=[{context}]",)
-    unit = "%" if scale == 100 else ""
-    return (
-        Column(
-            name=f"{where}: acceptance",
-            data=data,
-            options=options,
-            figure="acceptance",
-            scale=scale,
-            unit=unit,
-            published=published,
-            value=acceptance,
-            only=only,
-        ),
-        Column(
-            name=f"{where}: peak memory",
-            data="efficiency",
-            figure="peak_decode",
-            scale=2**-30,
-            unit="GiB",
-            prompt=context,
-            batch=1,
-            new_tokens=90,
-            published=published,
-            value="peak_gpu_memory_gb",
-            only=only,
-        ),
-        Column(
-            name=f"{where}: speed-up",
-            data=data,
-            options=options,
-            figure="seconds_per_token",
-            scale=1.0,
-            unit="x",
-            inverse=True,
-            published=published,
-            value="speedup_vs_ar",
-            only=only,
-        ),
-        Column(
-            name=f"{where}: {FORCED}",
-            data="efficiency",
-            figure="forced_speedup",
-            scale=1.0,
-            unit="x",
-            prompt=context,
-            batch=1,
-            published=published,
-            value="speedup_vs_ar",
-            only=only,
-        ),
+    answers = {"data": data, "options": (f"dataset.lengths=[{context}]",)}
+    points = {"data": "efficiency", "prompt": context, "batch": 1}
+    times = {"scale": 1.0, "unit": "x", "value": "speedup_vs_ar"}
+    rates = {"scale": scale, "unit": "%" if scale == 100 else "", "value": acceptance}
+    sizes = {"scale": 2**-30, "unit": "GiB", "value": "peak_gpu_memory_gb", "new_tokens": 90}
+    figures: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("acceptance", "acceptance", answers | rates),
+        ("peak memory", "peak_decode", points | sizes),
+        ("speed-up", "seconds_per_token", answers | times | {"inverse": True}),
+        (FORCED, "forced_speedup", points | times),
+    )
+    return tuple(
+        Column(f"{where}: {name}", figure=figure, published=published, only=only, **more)
+        for name, figure, more in figures
     )
 
 
@@ -124,10 +88,10 @@ def faster(places: Iterable[str]) -> tuple[Claim, ...]:
     """Return the claims that QuantSpec is faster than sparse drafts: with the data, and at equal acceptance."""
     return tuple(
         Claim(
-            text=f"{place}: QuantSpec is faster than {draft}{words}",
-            first="QuantSpec",
-            second=draft,
-            column=f"{place}: {column}",
+            f"{place}: QuantSpec is faster than {draft}{words}",
+            "QuantSpec",
+            draft,
+            f"{place}: {column}",
             relative=column == FORCED,  # points have no standard error
         )
         for place in dict.fromkeys(places)
@@ -140,10 +104,10 @@ def less_memory(places: Iterable[str]) -> tuple[Claim, ...]:
     """Return the claims that QuantSpec's peak is below that of the sparse drafts, at each place (``pg19 4k``)."""
     return tuple(
         Claim(
-            text=f"{place}: QuantSpec takes less memory than {draft}",
-            first="QuantSpec",
-            second=draft,
-            column=f"{place}: peak memory",
+            f"{place}: QuantSpec takes less memory than {draft}",
+            "QuantSpec",
+            draft,
+            f"{place}: peak memory",
             low=-100.0,
             high=0.0,
             relative=True,
@@ -154,9 +118,9 @@ def less_memory(places: Iterable[str]) -> tuple[Claim, ...]:
 
 
 #: the bundled texts in place of the paper's: ten prompts of 2,048 tokens
-MINI_ACCEPTANCE = Column(name="acceptance", data="mini_text", figure="acceptance", scale=100.0)
-MINI_SPEEDUP = Column(name="speed-up", data="mini_text", figure="seconds_per_token", scale=1.0, unit="x", inverse=True)
-MINI_KV = Column(name="KV, target and draft", data="mini_text", figure="kv_mib", scale=1.0, unit="MiB")
+MINI_ACCEPTANCE = Column("acceptance", "mini_text", figure="acceptance", scale=100.0)
+MINI_SPEEDUP = Column("speed-up", "mini_text", figure="seconds_per_token", scale=1.0, unit="x", inverse=True)
+MINI_KV = Column("KV, target and draft", "mini_text", figure="kv_mib", scale=1.0, unit="MiB")
 
 SPEED_NOTE = """Speed-ups are over autoregressive decoding of the same model in full precision, on the machine that ran
     both."""

@@ -8,7 +8,6 @@ decide between them; such places are listed. 1 where any run differs at another 
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -17,10 +16,13 @@ from typing import Any
 
 import torch
 
-from experiments.place import add_options, choice, place_result, stored_counts
-from experiments.quantspec.lines import equality_figures, equality_text
-from experiments.quantspec.prompts import Prompt, books, tasks
+from experiments.measured import command_line, parted
+from experiments.place import choice, place_result, stored_counts
+from experiments.prompts import Prompt, books, loaded, tasks
+from experiments.quantspec.table import equality_figures, equality_text
+from experiments.stored import as_json
 from kvbench.cache import KVCache
+from kvbench.config.run_config import RuntimeConfig
 from kvbench.decoding import Sampling
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.round_times import Round, row_totals
@@ -28,8 +30,6 @@ from kvbench.decoding.sampling import Stopping
 from kvbench.decoding.speculative import replay, speculative_decode
 from kvbench.methods import load_method
 from kvbench.methods.speculation import Speculation, Weights
-from kvbench.models.load import load_model
-from kvbench.models.spec import ModelConfig
 
 #: a smaller difference between the two best logits is a tie in fp32
 TIE = 1e-4
@@ -45,11 +45,8 @@ class EqualitySetup:
     """
 
     def __init__(self, device: str, group: int, weights: Weights) -> None:
-        from kvbench.config.run_config import RuntimeConfig
-
-        config = ModelConfig(name="tiny", path="kvbench:tiny", dtype="float32", max_length=4096)
-        loaded: Any = load_model(config, RuntimeConfig(device=device))
-        self.model, self.tokenizer, self.device = loaded.model, loaded.tokenizer, loaded.device
+        held = loaded("tiny", RuntimeConfig(device=device), dtype="float32", max_length=4096)
+        self.model, self.tokenizer, self.device = held.model, held.tokenizer, held.device
         form = {"bits": 8, "kind": "hierarchical"}
         key = {**form, "group_size": group, "axis": "channel"}
         value = {**form, "group_size": "head_dim", "axis": "token"}
@@ -93,7 +90,7 @@ def compare_gammas(setup: EqualitySetup, prompt: Prompt, gammas: Sequence[int], 
             fresh = setup.method.new_cache(setup.model, max_length=ids.shape[1] + tokens)
             replayed[points] = replay(setup.model, fresh, ids, set(points), tokens)
         alone, gaps = replayed[points]
-        differs = next((i for i, (a, b) in enumerate(zip(generated, alone, strict=True)) if a != b), None)
+        differs = parted(generated, alone)
         records.append(
             {
                 "prompt": prompt.id,
@@ -118,7 +115,7 @@ def lengths(group: int, count: int) -> list[int]:
 
 def main() -> int:
     """Compare; 0 where nothing but ties differs."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.quantspec.equality", description=__doc__)
+    parser = command_line("experiments.quantspec.equality", __doc__, "results/quantspec", "", "cpu")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=20, help="new tokens per prompt")
     parser.add_argument("--gammas", type=int, nargs="+", default=list(range(1, 9)))
@@ -126,12 +123,8 @@ def main() -> int:
     parser.add_argument(
         "--weights", default="int4_all", choices=("same", "int4", "int4_all"), help="weights of the draft"
     )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--runs", default="results/runs/quantspec", help="folder for equality.json, which has one record per run"
-    )
-    parser.add_argument("--out", default="results/quantspec", help="folder of equality.md and equality.json")
-    add_options(parser)
+    records_of = "folder for equality.json, which has one record per run"
+    parser.add_argument("--runs", type=Path, default=Path("results/runs/quantspec"), help=records_of)
     arguments = parser.parse_args()
     setup = EqualitySetup(arguments.device, arguments.group, arguments.weights)
     wanted = lengths(arguments.group, arguments.prompts)
@@ -145,13 +138,8 @@ def main() -> int:
         records += compare_gammas(setup, Prompt(prompt.id, cut, None, "", False), arguments.gammas, arguments.tokens)
         print(f"{len(records)} runs, {sum(r['equal'] for r in records)} equal", end="\r", flush=True)
     content = equality_figures(records, TIE)
-    wanted_at, runs = Path(arguments.out), Path(arguments.runs)
-    where = place_result(
-        wanted_at,
-        choice(arguments),
-        prompts_by_gamma(content),
-        stored_counts(wanted_at / "equality.json", prompts_by_gamma),
-    )
+    runs, old = arguments.runs, stored_counts(arguments.out / "equality.json", prompts_by_gamma)
+    where = place_result(arguments.out, choice(arguments), prompts_by_gamma(content), old)
     out = where.path
     for folder in (out, runs):
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,7 +154,7 @@ def main() -> int:
     ]
     body = "\n".join([*head, *equality_text(content), ""])
     (out / "equality.md").write_text(body, encoding="utf-8")
-    (out / "equality.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (out / "equality.json").write_text(as_json(content), encoding="utf-8")
     (runs / "equality.json").write_text(json.dumps(records, indent=0) + "\n", encoding="utf-8")
     print(f"\n{body}\n{time.perf_counter() - started:.0f} s")
     status = where.say()

@@ -12,27 +12,21 @@ ITEM = Grid(
     title="Acceptance by speculation length",
     models=(Model("lwm-text-chat-128k", "LWM-Text-Chat-128k"),),
     rows=tuple(
-        Row(name=f"{draft}, gamma {gamma}", setting=setting(draft, gamma), series=draft, x=float(gamma))
+        Row(f"{draft}, gamma {gamma}", setting(draft, gamma), series=draft, x=float(gamma))
         for draft in GAMMAS
         for gamma in _LENGTHS
     ),
     columns=(
-        Column(
-            name="Multi-LexSum",
-            data="multi_lexsum",
-            options=("dataset.lengths=[8192]",),
-            figure="acceptance",
-            scale=100.0,
-        ),
+        Column("Multi-LexSum", "multi_lexsum", options=("dataset.lengths=[8192]",), figure="acceptance", scale=100.0),
     ),
-    groups=(Group(name=_MEAN),),
+    groups=(Group(_MEAN),),
     mini=(MINI_ACCEPTANCE,),
     claims=tuple(
         Claim(
-            text=f"at gamma {gamma}, QuantSpec's drafts are accepted more often than {draft}'s",
-            first=f"QuantSpec, gamma {gamma}",
-            second=f"{draft}, gamma {gamma}",
-            column=_MEAN,
+            f"at gamma {gamma}, QuantSpec's drafts are accepted more often than {draft}'s",
+            f"QuantSpec, gamma {gamma}",
+            f"{draft}, gamma {gamma}",
+            _MEAN,
         )
         for gamma in _LENGTHS
         for draft in SPARSE

@@ -8,9 +8,7 @@ _FP16, _INT8 = "FP16", "INT8 (QuantSpec target)"
 def perplexity(data: str, name: str, key: str = "", options: tuple[str, ...] = ()) -> Column:
     """Return the column of a text's perplexity."""
     published = {"dataset": key} if key else {}
-    return Column(
-        name=name, data=data, options=options, figure="perplexity", scale=1.0, unit="", digits=4, published=published
-    )
+    return Column(name, data, options=options, figure="perplexity", scale=1.0, unit="", digits=4, published=published)
 
 
 #: in float32, as rounding to bfloat16 changes tiny's perplexity more than 8 bits do
@@ -22,8 +20,8 @@ ITEM = Grid(
     title="Perplexity of the 8-bit target",
     models=(Model("llama2-7b", "Llama-2-7B"),),
     rows=(
-        Row(name=_FP16, setting="fp16", published={"kv_cache": _FP16}),
-        Row(name=_INT8, setting="quantspec:gamma=0", published={"kv_cache": _INT8}),
+        Row(_FP16, "fp16", published={"kv_cache": _FP16}),
+        Row(_INT8, "quantspec:gamma=0", published={"kv_cache": _INT8}),
     ),
     columns=(
         perplexity("perplexity/wikitext2", "WikiText-2", "wikitext2"),
@@ -34,14 +32,7 @@ ITEM = Grid(
     published="quantspec_table2",
     value="perplexity",
     claims=tuple(
-        Claim(
-            text=f"{column}: 8 bits cost at most 0.02 of perplexity",
-            first=_INT8,
-            second=_FP16,
-            column=column,
-            low=-100.0,
-            high=0.02,
-        )
+        Claim(f"{column}: 8 bits cost at most 0.02 of perplexity", _INT8, _FP16, column, low=-100.0, high=0.02)
         for column in ("WikiText-2", "C4", "bundled texts")
     ),
     caption="""The paper: groups of 128, the newest 256 tokens exact; it states neither windows nor protocol. Here:

@@ -25,15 +25,15 @@ ITEM = Grid(
     rows=(
         *(
             Row(
-                name=_name(value, key),
-                setting=_setting(128, key, value),
+                _name(value, key),
+                _setting(128, key, value),
                 small=_setting(64, key, value),
                 published={"value_axis": value, "key_axis": key},
             )
             for value in _AXES
             for key in _AXES
         ),
-        Row(name="FP16", setting="fp16"),
+        Row("FP16", "fp16"),
     ),
     columns=(perplexity("perplexity/wikitext2", "WikiText-2", "wikitext2"),),
     mini=MINI,
@@ -42,10 +42,10 @@ ITEM = Grid(
     value="perplexity",
     claims=tuple(
         Claim(
-            text=f"{column}: values per token and keys per channel are better than {other}",
-            first=other,
-            second=_name("token", "channel"),
-            column=column,
+            f"{column}: values per token and keys per channel are better than {other}",
+            other,
+            _name("token", "channel"),
+            column,
         )
         for column in _COLUMNS
         for other in (_name("token", "token"), _name("channel", "token"), _name("channel", "channel"))

@@ -1,19 +1,7 @@
 """QuantSpec, Table 4: acceptance, memory and speed-up of two models."""
 
 from experiments.item import Claim, Grid, Model
-from experiments.quantspec.common import (
-    AUTOREGRESSIVE,
-    BEST,
-    FORCED_NOTE,
-    MINI_ACCEPTANCE,
-    MINI_KV,
-    MINI_SPEEDUP,
-    SPARSE,
-    SPEED_NOTE,
-    context_columns,
-    faster,
-    less_memory,
-)
+from experiments.quantspec import common
 
 _LLAMA, _LWM = "llama2-7b-32k-instruct", "lwm-text-chat-128k"
 _PLACES = (
@@ -29,7 +17,7 @@ _PLACES = (
 COLUMNS = tuple(
     column
     for data, context, model in _PLACES
-    for column in context_columns(
+    for column in common.context_columns(
         data, 1024 * context, {"dataset": data, "context": f"{context}k"}, "acceptance_rate_pct", 100.0, (model,)
     )
 )
@@ -39,25 +27,20 @@ ITEM = Grid(
     number="Table 4",
     title="Acceptance, memory and speed-up",
     models=(Model(_LLAMA, "Llama-2-7B-32K-Instruct"), Model(_LWM, "LWM-Text-Chat-128k")),
-    rows=(*BEST, AUTOREGRESSIVE),
+    rows=(*common.BEST, common.AUTOREGRESSIVE),
     columns=COLUMNS,
-    mini=(MINI_ACCEPTANCE, MINI_SPEEDUP, MINI_KV),
+    mini=(common.MINI_ACCEPTANCE, common.MINI_SPEEDUP, common.MINI_KV),
     no_points=True,
-    base=AUTOREGRESSIVE.name,
+    base=common.AUTOREGRESSIVE.name,
     published="quantspec_table4",
     value="acceptance_rate_pct",
     claims=(
-        *faster(f"{data} {context}k" for data, context, _ in _PLACES),
-        *less_memory(f"{data} {context}k" for data, context, _ in _PLACES if context > 4),
+        *common.faster(f"{data} {context}k" for data, context, _ in _PLACES),
+        *common.less_memory(f"{data} {context}k" for data, context, _ in _PLACES if context > 4),
         *(
-            Claim(
-                text=f"{name}: QuantSpec above {draft}",
-                first="QuantSpec",
-                second=draft,
-                column=name,
-            )
-            for name in (MINI_ACCEPTANCE.name, MINI_SPEEDUP.name)
-            for draft in SPARSE
+            Claim(f"{name}: QuantSpec above {draft}", "QuantSpec", draft, name)
+            for name in (common.MINI_ACCEPTANCE.name, common.MINI_SPEEDUP.name)
+            for draft in common.SPARSE
         ),
     ),
     words=("Against sparse drafts QuantSpec needs 1.3 times less memory (abstract).",),
@@ -66,5 +49,5 @@ ITEM = Grid(
     the fastest gamma of that cell. Memory was measured with random weights on one H200: it is the peak of decoding,
     weights included, in GiB (the paper prints GB); our cache's buffers are bfloat16. At 4k the paper's own QuantSpec
     takes more memory than sparse drafts, so that nothing is claimed there. The paper's draft has 4-bit weights of its
-    own; so has ours. {SPEED_NOTE} {FORCED_NOTE}""",
+    own; so has ours. {common.SPEED_NOTE} {common.FORCED_NOTE}""",
 )

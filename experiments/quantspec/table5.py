@@ -9,7 +9,7 @@ ITEM = Computed(
     models=(Model("llama2-7b", "Llama-2-7B, one layer"),),
     published="quantspec_table5",
     value="latency_ms",
-    compute="kernels:latencies",
+    compute="points:latencies",
     needs="a GPU: python -m kvbench.bench kernel",
     options={
         "file": "quantspec_table5",

@@ -10,21 +10,8 @@ _DATA = {"pg19": (_LLAMA,), "multi_lexsum": (_LLAMA, _LWM), "infinitebench_sum":
 def _dataset_columns(data: str, only: tuple[str, ...]) -> tuple[Column, Column]:
     shared = {"data": data, "options": ("dataset.lengths=[8192]",), "only": only}
     return (
-        Column(
-            name=f"{data}: acceptance",
-            figure="acceptance",
-            scale=100.0,
-            published={"dataset": data},
-            **shared,
-        ),
-        Column(
-            name=f"{data}: speed-up",
-            figure="seconds_per_token",
-            scale=1.0,
-            unit="x",
-            inverse=True,
-            **shared,
-        ),
+        Column(f"{data}: acceptance", figure="acceptance", scale=100.0, published={"dataset": data}, **shared),
+        Column(f"{data}: speed-up", figure="seconds_per_token", scale=1.0, unit="x", inverse=True, **shared),
     )
 
 
@@ -41,10 +28,10 @@ ITEM = Grid(
     value="acceptance_rate_pct",
     claims=tuple(
         Claim(
-            text=f"{column}: {draft}'s acceptance falls from gamma {low} to {high}",
-            first=f"{draft}, gamma {low}",
-            second=f"{draft}, gamma {high}",
-            column=column,
+            f"{column}: {draft}'s acceptance falls from gamma {low} to {high}",
+            f"{draft}, gamma {low}",
+            f"{draft}, gamma {high}",
+            column,
         )
         for column in (*(f"{data}: acceptance" for data in _DATA), MINI_ACCEPTANCE.name)
         for draft, low, high in (("StreamingLLM", 1, 3), ("SnapKV", 1, 3), ("QuantSpec", 1, 6))

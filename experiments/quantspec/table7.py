@@ -1,19 +1,7 @@
 """QuantSpec, Table 7: acceptance, memory and speed-up of two newer models."""
 
 from experiments.item import Claim, Grid, Model
-from experiments.quantspec.common import (
-    AUTOREGRESSIVE,
-    BEST,
-    FORCED_NOTE,
-    MINI_ACCEPTANCE,
-    MINI_KV,
-    MINI_SPEEDUP,
-    SPARSE,
-    SPEED_NOTE,
-    context_columns,
-    faster,
-    less_memory,
-)
+from experiments.quantspec import common
 
 _MISTRAL, _LLAMA = "mistral-7b-v0.3", "llama3.1-8b"
 _CONTEXTS = {16: (_MISTRAL, _LLAMA), 32: (_MISTRAL, _LLAMA), 128: (_LLAMA,)}
@@ -23,11 +11,11 @@ ITEM = Grid(
     number="Table 7",
     title="Acceptance, memory and speed-up of newer models",
     models=(Model(_MISTRAL, "Mistral-7B-v0.3"), Model(_LLAMA, "Llama-3.1-8B")),
-    rows=(*BEST, AUTOREGRESSIVE),
+    rows=(*common.BEST, common.AUTOREGRESSIVE),
     columns=tuple(
         column
         for context, only in _CONTEXTS.items()
-        for column in context_columns(
+        for column in common.context_columns(
             "multi_lexsum",
             1024 * context,
             {"dataset": "multi_lexsum", "context": f"{context}k"},
@@ -36,21 +24,21 @@ ITEM = Grid(
             only,
         )
     ),
-    mini=(MINI_ACCEPTANCE, MINI_SPEEDUP, MINI_KV),
+    mini=(common.MINI_ACCEPTANCE, common.MINI_SPEEDUP, common.MINI_KV),
     no_points=True,
-    base=AUTOREGRESSIVE.name,
+    base=common.AUTOREGRESSIVE.name,
     published="quantspec_table7",
     value="acceptance_rate",
     claims=(
-        *faster(f"multi_lexsum {context}k" for context in _CONTEXTS),
-        *less_memory(f"multi_lexsum {context}k" for context in _CONTEXTS if context > 16),
+        *common.faster(f"multi_lexsum {context}k" for context in _CONTEXTS),
+        *common.less_memory(f"multi_lexsum {context}k" for context in _CONTEXTS if context > 16),
         *(
-            Claim(text=f"QuantSpec is faster than {draft}", first="QuantSpec", second=draft, column=MINI_SPEEDUP.name)
-            for draft in SPARSE
+            Claim(f"QuantSpec is faster than {draft}", "QuantSpec", draft, common.MINI_SPEEDUP.name)
+            for draft in common.SPARSE
         ),
     ),
     caption=f"""The paper: Multi-LexSum, one A6000, the fastest gamma of each method. Here each cell shows its fastest
     gamma. Memory was measured with random weights on one H200: it is the peak of decoding, weights included, in GiB
     (the paper prints GB). At 16k the paper's own QuantSpec takes more memory than sparse drafts, so that nothing is
-    claimed there. {SPEED_NOTE} {FORCED_NOTE}""",
+    claimed there. {common.SPEED_NOTE} {common.FORCED_NOTE}""",
 )

@@ -110,14 +110,9 @@ def _encode_file(job: tuple[Path, Path, int, int, int]) -> tuple[np.ndarray, int
 
 
 def tokenize(folder: Path, code: Sequence[str], tokenizer: Path, end_of_text: int, workers: int) -> Tokens:
-    """Return the whole folder as tokens; the order does not depend on the number of workers.
+    """Return the whole folder as tokens, with `end_of_text` between documents, in an order that is always the same.
 
-    Args:
-        folder: text files.
-        code: name patterns of the files that hold code.
-        tokenizer: a ``tokenizer.json``.
-        end_of_text: the token between documents.
-        workers: processes.
+    `code` are name patterns of the files that hold code, `tokenizer` is a ``tokenizer.json``.
     """
     step = 4
     jobs = [(path, tokenizer, end_of_text, first, step) for path in text_files(folder) for first in range(step)]

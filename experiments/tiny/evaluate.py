@@ -10,7 +10,6 @@ the answers' tokens in nats.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import math
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.place import add_options, choice, place_result, stored_counts
+from experiments.measured import command_line, keep_json
 from kvbench.tasks.base import Sample
 from kvbench.tasks.mini import Mini
 from kvbench.tasks.mini.task import TASKS
@@ -161,11 +160,11 @@ def _samples(job: tuple[Mini, str, int]) -> list[Sample]:
     return [task.sample(name, length, index) for index in range(task.limit)]
 
 
-def main() -> None:
+def main() -> int:
     """Evaluate a folder and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    on = "cuda" if torch.cuda.device_count() else "cpu"
+    parser = command_line("experiments.tiny.evaluate", __doc__, None, "", on)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tasks", nargs="*", default=list(TASKS))
     parser.add_argument("--lengths", nargs="*", type=int, default=[1024, 2048, 4096])
     parser.add_argument("--limit", type=int, default=100)
@@ -175,9 +174,7 @@ def main() -> None:
         "--books", nargs="*", type=Path, default=[], help="folder of books on which bits per character are measured"
     )
     parser.add_argument("--book-tokens", type=int, default=16384)
-    parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
     parser.add_argument("--workers", type=int, default=2)
-    add_options(parser)
     args = parser.parse_args()
     task = Mini(tasks=tuple(args.tasks), lengths=tuple(args.lengths), limit=args.limit, seed=args.seed)
     task.check()
@@ -195,10 +192,7 @@ def main() -> None:
     if args.books:
         result["books"] = books(model, tokenizer, args.books, 4096, args.book_tokens)
         print("books", json.dumps(result["books"]), flush=True)
-    where = place_result(args.out, choice(args), counts(result), stored_counts(args.out, counts))
-    where.path.parent.mkdir(parents=True, exist_ok=True)
-    where.path.write_text(json.dumps(result, indent=1) + "\n")
-    where.say()
+    return keep_json(result, args, counts)
 
 
 def counts(result: dict[str, Any]) -> dict[str, int]:
@@ -207,4 +201,4 @@ def counts(result: dict[str, Any]) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -52,16 +52,15 @@ class Library:
         return source[start : start + length]
 
 
-class CorpusFiller:
-    """Consecutive sentences of a random place in the prose.
-
-    Args:
-        library: the corpus.
-        rng: where the place comes from.
-    """
+class _Drawn:
+    """Text from random places of a corpus."""
 
     def __init__(self, library: Library, rng: Rng) -> None:
         self._library, self._rng = library, rng
+
+
+class CorpusFiller(_Drawn):
+    """Consecutive sentences of a random place in the prose."""
 
     def _slices(self, budget: int) -> list[np.ndarray]:
         library, slices, misses = self._library, [], 0
@@ -103,16 +102,8 @@ class CorpusFiller:
         return pieces
 
 
-class CorpusCodeFiller:
-    """Consecutive lines of a random place in the code.
-
-    Args:
-        library: the corpus.
-        rng: source of random numbers.
-    """
-
-    def __init__(self, library: Library, rng: Rng) -> None:
-        self._library, self._rng = library, rng
+class CorpusCodeFiller(_Drawn):
+    """Consecutive lines of a random place in the code."""
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
         """As :class:`kvbench.tasks.mini.filler.Filler`, in stretches of about 40 tokens a sentence, without text."""
@@ -133,16 +124,8 @@ class CorpusCodeFiller:
         return pieces
 
 
-class CorpusWriter:
-    """Sentences of the corpus as text, for tasks that quote or copy; whitespace is made single spaces.
-
-    Args:
-        library: the corpus.
-        rng: source of random numbers.
-    """
-
-    def __init__(self, library: Library, rng: Rng) -> None:
-        self._library, self._rng = library, rng
+class CorpusWriter(_Drawn):
+    """Sentences of the corpus as text, for tasks that quote or copy; whitespace is made single spaces."""
 
     def sentence(self) -> str:
         """Return a sentence of 6 to 60 tokens."""

@@ -8,13 +8,13 @@ tables of results/tiny/perplexity.md are made of it by ``python -m experiments -
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.place import add_options, choice, place_result
+from experiments.measured import command_line
+from experiments.place import choice, place_result
+from experiments.stored import as_json, grid
 
 #: the texts and their overrides
 TEXTS = {
@@ -85,29 +85,25 @@ def signed(entry: Cell) -> str:
 
 def perplexity_tables(content: Mapping[str, Any]) -> str:
     """Return the three tables of perplexity.md."""
-    runs = content["cells"]
-    lines = [
-        "| method | WikiText-2 ppl | Δ nll | books ppl | Δ nll | fp16 bytes / bytes |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
+    runs, scale = content["cells"], ["WikiText-2 ppl", "Δ nll", "books ppl", "Δ nll"]
+    decoded, axes = [], []
     for label in DECODE:
         wiki, books = (runs[f"decode/{text}/{label}"] for text in TEXTS)
-        lines.append(_table_line([label, *_perplexity_pair(wiki), *_perplexity_pair(books), f"{wiki['ratio']:.2f}"]))
-    lines += ["", "| keys | values | WikiText-2 ppl | Δ nll | books ppl | Δ nll |", "|---|---|--:|--:|--:|--:|"]
+        decoded.append([label, *_perplexity_pair(wiki), *_perplexity_pair(books), f"{wiki['ratio']:.2f}"])
     for keys, values in AXES:
         wiki, books = (runs[f"axes/{text}/{keys}/{values}"] for text in TEXTS)
-        lines.append(_table_line([keys, values, *_perplexity_pair(wiki), *_perplexity_pair(books)]))
-    lines += ["", "| method | ppl | Δ nll |", "|---|--:|--:|"]
-    lines += [_table_line([label, *_perplexity_pair(runs[f"simulated/wikitext2/{label}"])]) for label in SIMULATED]
-    return "\n".join(lines) + "\n"
+        axes.append([keys, values, *_perplexity_pair(wiki), *_perplexity_pair(books)])
+    simulated = [[label, *_perplexity_pair(runs[f"simulated/wikitext2/{label}"])] for label in SIMULATED]
+    tables = (
+        grid(["method", *scale, "fp16 bytes / bytes"], decoded, "-r"),
+        grid(["keys", "values", *scale], axes, "--r"),
+        grid(["method", "ppl", "Δ nll"], simulated, "-r"),
+    )
+    return "\n".join(tables)
 
 
 def _perplexity_pair(entry: Cell) -> tuple[str, str]:
     return f"{entry['ppl']:.3f}", signed(entry)
-
-
-def _table_line(cells: Sequence[str]) -> str:
-    return ("| " + " | ".join(cells) + " |").replace("|  |", "| |")
 
 
 def quoted(content: Mapping[str, Any]) -> list[tuple[str, list[float | None]]]:
@@ -129,12 +125,10 @@ def quoted(content: Mapping[str, Any]) -> list[tuple[str, list[float | None]]]:
 
 def main() -> int:
     """Run what is missing and write the file; 1 if a cell could not be run."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.tiny.perplexity", description=__doc__)
+    parser = command_line("experiments.tiny.perplexity", __doc__, "results/tiny")
     parser.add_argument("--wikitext2", type=Path, required=True, help="WikiText-2's raw test split")
     parser.add_argument("--books", type=Path, required=True, help="folder of books")
     parser.add_argument("--runs", type=Path, default=Path("results/runs"), help="folder of the runs")
-    parser.add_argument("--out", type=Path, default=Path("results/tiny"), help="folder of perplexity.json")
-    add_options(parser)
     arguments = parser.parse_args()
     from experiments.runs import Run, execute_all
     from kvbench.results.store import RunStore
@@ -158,7 +152,7 @@ def main() -> int:
         metrics = RunStore(arguments.runs, outcome.id).metrics()
         assert metrics is not None
         content["cells"][key] = perplexity_cell(metrics)
-        (where.path / "perplexity.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (where.path / "perplexity.json").write_text(as_json(content), encoding="utf-8")
     print("\n".join([perplexity_tables(content) if not failed else "not all cells were run:", *failed]))
     return where.say() or int(bool(failed))
 

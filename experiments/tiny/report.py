@@ -14,34 +14,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.stored import content, grid
+
 
 def score_table(scores: Mapping[str, Mapping[str, Any]]) -> str:
     """Return scores by task (rows) and length (columns) in per cent, as Markdown."""
     lengths = sorted({int(key.split("@")[1]) for key in scores})
-    tasks = list(dict.fromkeys(key.split("@")[0] for key in scores))
-    lines = [
-        "| task | " + " | ".join(map(str, lengths)) + " | nll at " + str(lengths[-1]) + " |",
-        "|---|" + "---|" * (len(lengths) + 1),
-    ]
-    for task in tasks:
+    body = []
+    for task in dict.fromkeys(key.split("@")[0] for key in scores):
         cells = [scores[f"{task}@{n}"] for n in lengths]
-        values = [f"{100 * cell['score']:.1f}" for cell in cells]
-        lines.append(f"| {task} | " + " | ".join(values) + f" | {cells[-1]['nll']:.5f} |")
-    return "\n".join(lines) + "\n"
+        body.append([task, *(f"{100 * cell['score']:.1f}" for cell in cells), f"{cells[-1]['nll']:.5f}"])
+    return grid(["task", *map(str, lengths), f"nll at {lengths[-1]}"], body, "-")
 
 
 def sensitivity(result: Mapping[str, Any]) -> str:
     """Return scores by task (rows) and cache format (columns) in per cent, their mean and the difference to fp16."""
-    names = list(result["mean"])
-    lines = ["| task | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-    for task, entries in result["tasks"].items():
-        lines.append(f"| {task} | " + " | ".join(f"{100 * entries[name]['score']:.0f}" for name in names) + " |")
-    means = result["mean"]
-    lines.append("| **mean** | " + " | ".join(f"{100 * means[name]['score']:.1f}" for name in names) + " |")
-    differences = (f"{100 * means[name]['vs_fp16']:+.1f} ± {100 * means[name]['stderr']:.1f}" for name in names[1:])
-    lines.append("| to fp16 | | " + " | ".join(differences) + " |")
-    lines.append("| nll | " + " | ".join(f"{means[name]['nll']:.4f}" for name in names) + " |")
-    return "\n".join(lines) + "\n"
+    means, tasks = result["mean"], result["tasks"]
+    base, *others = means.values()
+    body = [[task, *(f"{100 * entries[name]['score']:.0f}" for name in means)] for task, entries in tasks.items()]
+    body.append(["**mean**", *(f"{100 * mean['score']:.1f}" for mean in means.values())])
+    body.append(["to fp16", "", *(f"{100 * mean['vs_fp16']:+.1f} ± {100 * mean['stderr']:.1f}" for mean in others)])
+    body.append(["nll", *(f"{mean['nll']:.4f}" for mean in (base, *others))])
+    return grid(["task", *means], body, "-")
 
 
 def curve(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -70,8 +64,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    (folder / "scores.md").write_text(score_table(json.loads((folder / "scores.json").read_text())["scores"]))
-    (folder / "sensitivity.md").write_text(sensitivity(json.loads((folder / "sensitivity.json").read_text())))
+    (folder / "scores.md").write_text(score_table(content(folder / "scores.json")["scores"]))
+    (folder / "sensitivity.md").write_text(sensitivity(content(folder / "sensitivity.json")))
     curve([json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()], folder / "curve.png")
 
 

@@ -10,7 +10,6 @@ packed caches and greedy decoding, are the ones to quote.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -21,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.place import add_options, choice, place_result, stored_counts
+from experiments.measured import command_line
+from experiments.place import choice, place_result, stored_counts
+from experiments.stored import as_json
 from experiments.tiny.evaluate import load_checkpoint, mean_with_error
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
@@ -122,14 +123,12 @@ def overall(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and write JSON, task by task."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    on = "cuda" if torch.cuda.device_count() else "cpu"
+    parser = command_line("experiments.tiny.sensitivity", __doc__, None, "", on)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tasks", nargs="*", default=[name for name in TASKS if name != "several"])
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--limit", type=int, default=100)
-    parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
-    add_options(parser)
     args = parser.parse_args()
     model, tokenizer = load_checkpoint(args.model, torch.device(args.device))
     task = Mini()
@@ -142,7 +141,7 @@ def main() -> None:
         samples = (task.sample(name, args.length, index) for index in range(args.limit))
         tasks[name] = sensitivity_summary([answers(model, tokenizer, s.prompt, s.continuation + "\n") for s in samples])
         result = {"length": args.length, "residual": RESIDUAL, "tasks": tasks, "mean": overall(tasks)}
-        where.path.write_text(json.dumps(result, indent=1) + "\n")
+        where.path.write_text(as_json(result))
         shown = " ".join(f"{100 * entry['score']:.0f}" for entry in tasks[name].values())
         print(f"{name} {shown} {time.perf_counter() - begin:.1f} s", flush=True)
     print(json.dumps(result["mean"]), flush=True)

@@ -20,13 +20,12 @@ import numpy as np
 import torch
 
 from experiments.tiny import corpus
-from experiments.tiny.config import TrainConfig, read_train_config
+from experiments.tiny.config import TrainConfig, length_at, rate_at, read_train_config
 from experiments.tiny.export import export
 from experiments.tiny.feed import Batch, Feed
 from experiments.tiny.fillers import Library
 from experiments.tiny.mix import ANSWER, TEXT, WEIGHTS, Mix
 from experiments.tiny.model import Network
-from experiments.tiny.schedule import length_at, rate_at
 from kvbench.util import atomic
 
 

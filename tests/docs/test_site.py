@@ -14,8 +14,7 @@ import yaml
 
 from experiments import stored
 from experiments.site.__main__ import CONFIG, stage
-from experiments.site.method_page import kernels, limits, write_method_page
-from experiments.site.text import class_markdown, sentence
+from experiments.site.reference import class_markdown, kernels, limits, method_page, sentence
 from experiments.site.tree import LINK, Tree, collect, navigation_pages, site_path
 from kvbench.cli.choice import choice
 from kvbench.methods.load import load_method
@@ -105,7 +104,7 @@ def test_links_lead_to_places_on_the_site_but_not_in_code(tmp_path: Path) -> Non
 def test_pages_of_methods(name: str) -> None:
     """A page has the source, every option and the bytes that the formula gives."""
     chosen = choice("method", name)
-    text = write_method_page(chosen)
+    text = method_page(chosen)
     assert all(f"`{option.key}`" in text for option in chosen.options)
     assert ("**Source.**" in text) is ("Source:" in str(sys.modules[type(load_method(name)).__module__].__doc__))
     assert "| Llama-2-7B | " in text and "def layer_bytes" in text
@@ -114,7 +113,7 @@ def test_pages_of_methods(name: str) -> None:
 
 
 def test_bytes_of_a_page_are_those_of_the_formula() -> None:
-    text = write_method_page(choice("method", "fp16"))
+    text = method_page(choice("method", "fp16"))
     assert "| Llama-2-7B | 2,048 (100 %) | 16,384 (100 %) | 65,536 (100 %) |" in text
     assert "| Llama-3.1-8B | 512 (100 %) |" in text
 

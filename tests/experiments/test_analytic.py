@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from experiments.fold import analytic, kernels
-from experiments.plan import Plan
+from experiments.data import Plan
+from experiments.fold import analytic, points
 from experiments.registry import items
 from kvbench.bench.choices import shape_of
 from kvbench.profiling.intensity import decode_work
@@ -77,7 +77,7 @@ def test_latencies_of_a_file_are_set_against_the_papers(tmp_path):
     for name in ("64k", "128k", "256k"):
         content["baselines"][f"7b B1 {name} q1"] = {"flash": {"us": 200.0}, "cudnn": {"us": 100.0}}
     (tmp_path / "quantspec_table5.json").write_text(json.dumps(content), encoding="utf-8")
-    table = kernels.latencies(items()["quantspec/table5"], Plan(), tmp_path)
+    table = points.latencies(items()["quantspec/table5"], Plan(), tmp_path)
     cell = table.at("Llama-2-7B, one layer", "INT4 (upper nibbles)", "64k")
     assert (cell.ours, cell.paper) == (0.08, 0.54)
     assert {v.claim.split(" at ")[0]: v.ours for v in table.verdicts} == {

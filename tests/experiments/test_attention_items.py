@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
+from experiments.data import Plan
 from experiments.fold import attention, spikes
 from experiments.fold.analyses import Analysis, code_digest
-from experiments.plan import Plan
 from experiments.registry import items
 from experiments.write import write_item
 from kvbench.analysis.bins import Bins

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from experiments import check
-from experiments.checks import all_rules, numbers
-from experiments.checks.figures import ROOT, markdown_grid, one, three
-from experiments.checks.rules import Block, Text
+from experiments.checks import all_rules
+from experiments.checks.rules import Block, Text, agrees, like, three
+from experiments.stored import ROOT, grid, one
 
 PAGE = """# Speed
 
@@ -136,8 +136,8 @@ def test_numbers_of_tables_without_a_rule_are_listed(tmp_path):
     ],
 )
 def test_a_number_is_written_as_the_one_before_it(shown, value, written):
-    assert numbers.like(shown, value) == written
-    assert numbers.agrees(written, value)
+    assert like(shown, value) == written
+    assert agrees(written, value)
 
 
 #: numbers that once stood in the documents and not in the files: document, what it shows now, the wrong number
@@ -199,10 +199,8 @@ def test_a_literal_of_a_sentence_is_a_figure_too(tmp_path):
 
 def test_tables_are_written_with_the_digits_of_their_columns():
     body = [["kivi", three(9.996), three(99.96)], ["atom", "", three(0.5)]]
-    assert (
-        markdown_grid("| | a | b |", body) == "| | a | b |\n|:--|--:|--:|\n| kivi | 10.0 | 100 |\n| atom | | 0.50 |\n"
-    )
-    assert markdown_grid("| a | b |", [], "---") == "| a | b |\n|---|---|\n"
+    assert grid("| | a | b |", body) == "| | a | b |\n|:--|--:|--:|\n| kivi | 10.0 | 100 |\n| atom | | 0.50 |\n"
+    assert grid("| a | b |", [], "-") == "| a | b |\n|---|---|\n"
 
 
 def test_a_figure_is_that_of_one_measurement():

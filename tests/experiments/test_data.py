@@ -9,6 +9,7 @@ import pytest
 
 from experiments import standin
 from experiments.data import (
+    Plan,
     columns_of,
     context_of,
     data_overrides,
@@ -18,9 +19,8 @@ from experiments.data import (
     scaled,
     shortened,
 )
-from experiments.fold.sources import Cause, Choice, conditions, missing_runs, runs_of, setting_of
+from experiments.fold.sources import Choice, Source, conditions, missing_runs, runs_of, setting_of
 from experiments.item import Column, Grid, Group, Model, Row
-from experiments.plan import Plan
 
 TINY, LLAMA = Model("tiny"), Model("llama2-7b", "Llama2-7B")
 POINT = Column(
@@ -142,8 +142,8 @@ def test_points_of_one_run_are_measured_together():
 def test_each_cell_has_its_run_or_the_reason_why_there_is_none(tmp_path):
     plan = Plan(runs=tmp_path)
     by_place = runs_of(ITEM, plan)
-    assert by_place["Llama2-7B", "none", "QMSum"] == Cause("no key")
-    assert by_place["Llama2-7B", "FP16", "TREC"] == Cause("not in the paper's table")
+    assert by_place["Llama2-7B", "none", "QMSum"] == Source({}, reason="no key")
+    assert by_place["Llama2-7B", "FP16", "TREC"] == Source({}, reason="not in the paper's table")
     assert "dataset.tasks=[trec]" in by_place["longchat-7b", "FP16", "TREC"].overrides
     full = by_place["Llama2-7B", "FP16", "QMSum"]
     assert full.overrides == (
@@ -166,4 +166,4 @@ def test_each_cell_has_its_run_or_the_reason_why_there_is_none(tmp_path):
     runs = missing_runs(ITEM, Plan(models=("tiny",), runs=tmp_path))
     assert len(runs) == len(set(runs)) == 2 * 4 + 3  # two tasks of four settings, and three of the points
     large = runs_of(replace(ITEM, columns=(replace(POINT, batch=8),)), Plan(models=("tiny",)))
-    assert large["tiny", "FP16", "memory"] == Cause("with tiny, batches up to 4 are run")
+    assert large["tiny", "FP16", "memory"] == Source({}, reason="with tiny, batches up to 4 are run")

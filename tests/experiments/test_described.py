@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import fmean
 from types import SimpleNamespace
 
+from experiments.data import Plan
 from experiments.fold import similarity, statistics
 from experiments.item import Column, Computed, Described
-from experiments.plan import Plan
 from experiments.registry import items
 from experiments.runs import samples
 from kvbench.errors import DataError

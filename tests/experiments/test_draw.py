@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.data import Plan
 from experiments.draw.figure import NO_MATPLOTLIB, draw_item
 from experiments.draw.table import (
     amount,
@@ -19,7 +20,6 @@ from experiments.draw.table import (
 )
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.item import Column, Grid, Row
-from experiments.plan import Plan
 from experiments.write import write_item
 
 ITEM = Grid(

@@ -9,17 +9,16 @@ from dataclasses import replace
 import pytest
 
 from experiments import published
+from experiments.data import Plan
 from experiments.draw.table import _bounds, _heading, item_markdown
 from experiments.fold import sources
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.fold.claims import bound, decided, judge
 from experiments.fold.figures import FIGURES, Statistic, paired, quotient, standard_error
 from experiments.fold.grid import Source, fold_grid
-from experiments.fold.kernels import _verdict
-from experiments.fold.points import point_source
+from experiments.fold.points import _verdict, point_source
 from experiments.fold.sources import Choice, belongs, out_of_memory
 from experiments.item import Claim, Column, Grid, Group, Model, Row
-from experiments.plan import Plan
 from experiments.predict import Work, duration, works
 from experiments.runs import run_of
 from experiments.session import listing, needs, notes_of

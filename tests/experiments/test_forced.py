@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from experiments import speculation
+from experiments.data import Plan
 from experiments.fold import forced
 from experiments.fold.figures import FIGURES
-from experiments.fold.sources import Cause, runs_of, sources_of
+from experiments.fold.sources import Source, runs_of, sources_of
 from experiments.item import Column, Computed, Grid
-from experiments.plan import Plan
 from experiments.quantspec import figure1, figure5, table4, table7
 
 COLUMN = Column(name="32k", data="efficiency", figure="forced_speedup", prompt=32768, batch=1)
@@ -97,7 +97,7 @@ def test_tables_take_forced_speeds_from_the_files(item: Grid, folder: Path, tmp_
     names = {column.name for column in item.columns if column.figure in forced.FIGURES}
     assert names and all("forced" in column.figure for column in item.columns if column.name in names)
     runs = {place: run for place, run in runs_of(item, plan).items() if place[2] in names}
-    assert runs and all(isinstance(run, Cause) for run in runs.values())  # nothing to run
+    assert runs and all(isinstance(run, Source) for run in runs.values())  # nothing to run
     sources = sources_of(item, plan, {})
     filled = {place for place in runs if sources[place].rows}
     if item is table7.ITEM:  # the files are of another shape

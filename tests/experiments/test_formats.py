@@ -6,11 +6,9 @@ import pytest
 
 from experiments import measured
 from experiments.formats.__main__ import parse_formats_options, table_of
-from experiments.formats.fold import fold_formats
+from experiments.formats.fold import apart, fold_formats
 from experiments.formats.grid import CLAIMS, ROWS
-from experiments.formats.report import apart
-from experiments.formats.tpot import SOURCE, settings, step_milliseconds
-from experiments.formats.which import bits
+from experiments.formats.which import SOURCE, bits, settings, step_milliseconds
 from experiments.measured import Stored
 from kvbench.config.setting import parse_setting
 

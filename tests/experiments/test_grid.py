@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.data import Plan
 from experiments.fold import figures
 from experiments.fold.cells import Cell
 from experiments.fold.claims import judge
 from experiments.fold.figures import Statistic, paired
 from experiments.fold.grid import Source, fold_grid
 from experiments.item import Claim, Column, Grid, Group, Model, Row
-from experiments.plan import Plan
 
 
 def sample(score):

@@ -8,11 +8,10 @@ import pytest
 
 import experiments.fold
 from experiments import published
-from experiments.data import POINTS, groups_of
+from experiments.data import POINTS, Plan, groups_of
 from experiments.fold.claims import bound
 from experiments.fold.grid import looked_up
 from experiments.item import Claim, Computed, Grid
-from experiments.plan import Plan
 from experiments.registry import chosen_items, items
 from kvbench.config.setting import parse_setting
 from kvbench.errors import ConfigError, DataError

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from experiments.efficiency.latency import aligned_table, even, spread
+from experiments.efficiency.latency import even, spread
+from experiments.stored import grid
 
 
 def test_a_spread_is_half_the_range_over_processes():
@@ -18,4 +19,4 @@ def test_break_even_lengths_with_their_range():
 
 
 def test_tables_align_numbers_to_the_right():
-    assert aligned_table(["a", "b"], [["x", "1"]]) == "| a | b |\n| :-- | --: |\n| x | 1 |\n"
+    assert grid(["a", "b"], [["x", "1"]]) == "| a | b |\n|:--|--:|\n| x | 1 |\n"

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from experiments import published
+from experiments.data import Plan
 from experiments.fold.grid import Source, fold_grid
 from experiments.logquant.common import GROUPS, ROUGE, TASKS
 from experiments.logquant.table2 import ITEM as TABLE2
 from experiments.logquant.table3 import ITEM as TABLE3
 from experiments.logquant.table6 import ITEM as TABLE6
 from experiments.logquant.table7 import ITEM as TABLE7
-from experiments.plan import Plan
 from experiments.registry import items
 from kvbench.metrics import longbench
 from tests.data_support import data_dir, read_lines

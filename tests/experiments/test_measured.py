@@ -12,6 +12,7 @@ from experiments.formats import __main__ as formats
 from experiments.measured import Folded, Setting, Stored, Table
 from experiments.mini import __main__ as mini
 from experiments.runs import RunOutcome
+from experiments.stored import markdown_table
 
 SETTINGS = (Setting("fp16", "", "fp16"), Setting("kivi 2", "", "kivi:int2"), Setting("no", "", "kivi:int2_token"))
 
@@ -123,5 +124,5 @@ def test_rows_are_those_of_each_tasks_first_samples(monkeypatch, tmp_path):
 
 
 def test_tables_in_markdown():
-    assert measured.markdown_table(["", "a", "b"], [["x", "1", ""]]) == ["| | a | b |", "|:--|--:|--:|", "| x | 1 | |"]
-    assert measured.markdown_table(["a", "b"], [], "-")[1] == "|---|---|"
+    assert markdown_table(["", "a", "b"], [["x", "1", ""]]) == ["| | a | b |", "|:--|--:|--:|", "| x | 1 | |"]
+    assert markdown_table(["a", "b"], [], "-")[1] == "|---|---|"

@@ -9,9 +9,8 @@ import yaml
 from experiments import measured
 from experiments.measured import Stored
 from experiments.mini.__main__ import data, parse_mini_options
-from experiments.mini.fold import evenly, fold_mini, matching, same_group, score_stderr
+from experiments.mini.fold import STYLE, evenly, fold_mini, matching, same_group, score_stderr
 from experiments.mini.grid import COMPARISONS, GRID, PAIRS
-from experiments.mini.report import STYLE
 from experiments.runs import composed
 from kvbench.config import setting as grammar
 from kvbench.results import samples as rows

@@ -10,10 +10,10 @@ import pytest
 
 from experiments import place, registry, session
 from experiments.__main__ import main
+from experiments.data import Plan
 from experiments.fold.cells import Cell, Folded, Heading
 from experiments.item import Column, Grid, Model, Row
 from experiments.place import Choice, place_result, trial_of
-from experiments.plan import Plan
 from experiments.write import write_item
 
 ITEM = Grid(

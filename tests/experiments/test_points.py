@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from experiments.data import Plan
 from experiments.fold.figures import FIGURES
 from experiments.fold.grid import Source, fold_grid
 from experiments.fold.points import point_source
 from experiments.item import Claim, Column, Grid, Group, Model, Row
-from experiments.plan import Plan
 
 COLUMN = Column(name="TPOT", data="efficiency", figure="tpot_s", prompt=512, batch=2, memory_gb=44.7)
 

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from experiments.quantspec import equality, lines
-from experiments.quantspec.acceptance import DRAFTS, AcceptanceSetup
-from experiments.quantspec.prompts import Prompt, books, tasks
+from experiments.prompts import Prompt, books, loaded, tasks
+from experiments.quantspec import equality, table
+from experiments.quantspec.acceptance import DRAFTS, answers
 from experiments.quantspec.table import fold_speculation
+from kvbench.config.run_config import RuntimeConfig
 from kvbench.methods.quantspec import SPARSE
 
 
@@ -20,13 +21,13 @@ def test_one_prompt_speculates_as_the_target_alone_and_passes_a_flush():
     records = equality.compare_gammas(setup, prompt, [2, 5], 24)
     assert [record["equal"] for record in records] == [True, True]
     assert all(record["flushes"] and record["tokens"] == 23 for record in records)
-    content = lines.equality_figures(records, equality.TIE)
-    assert "| 5 | 1 | 1 | 0 | 0 |" in "\n".join(lines.equality_text(content))
+    content = table.equality_figures(records, equality.TIE)
+    assert "| 5 | 1 | 1 | 0 | 0 |" in "\n".join(table.equality_text(content))
     assert content["refused"] == sum(record["drafted"] - record["accepted"] for record in records)
 
 
 def test_prompts_are_of_the_length_asked_for_and_say_what_is_context(tmp_path):
-    setup = AcceptanceSetup("tiny", "cpu", "float32")
+    setup = loaded("tiny", RuntimeConfig(device="cpu"), dtype="float32")
     (tmp_path / "a.txt").write_text("It was the best of times. " * 6000)
     (tmp_path / "b.txt").write_text("Call me Ishmael. Some years ago. " * 6000)
     computed = books(setup.tokenizer, 200, 5, str(tmp_path))
@@ -35,7 +36,7 @@ def test_prompts_are_of_the_length_asked_for_and_say_what_is_context(tmp_path):
     made = tasks(setup.tokenizer, 512, 3, ("copy_long", "repeat"))
     assert [prompt.id for prompt in made] == ["copy_long@512/0", "repeat@512/0", "copy_long@512/1"]
     assert all(prompt.span[0] < prompt.span[1] <= len(prompt.ids) for prompt in made)
-    records = setup.run(DRAFTS[0], made[1], [1, 4], 12, 0.0)
+    records = answers(setup, DRAFTS[0], made[1], [1, 4], 12, 0.0)
     assert [record["gamma"] for record in records] == [1, 4]
     assert records[0]["answer"] == records[1]["answer"]
     assert all(record["accepted"] <= record["drafted"] for record in records)

@@ -9,13 +9,12 @@ import pytest
 
 from experiments import registry, runs, session
 from experiments.__main__ import experiments_parser, main
-from experiments.data import columns_of, data_overrides, scaled, shortened
+from experiments.data import Plan, columns_of, data_overrides, scaled, shortened
 from experiments.fold import points
 from experiments.fold.cells import Cell, Folded, Heading
-from experiments.fold.sources import Cause, missing_runs, runs_of, sources_of
+from experiments.fold.sources import Source, missing_runs, runs_of, sources_of
 from experiments.item import Claim, Column, Grid, Group, Model, Row
 from experiments.place import Place
-from experiments.plan import Plan
 from experiments.runs import Run, RunOutcome, execute, run_of
 from kvbench.errors import ConfigError, ModelError
 
@@ -155,7 +154,7 @@ def test_a_reason_is_shown_where_the_run_is_missing(empty):
     }
     sources = sources_of(ITEM, empty, outcomes)
     assert sources[place].reason == "no network" and not sources[place].rows
-    assert isinstance(runs_of(ITEM, empty)["tiny", "none", "needle"], Cause)
+    assert isinstance(runs_of(ITEM, empty)["tiny", "none", "needle"], Source)
     assert run not in outcomes
 
 

@@ -3,9 +3,8 @@
 import pytest
 
 from experiments import standin
-from experiments.data import data_overrides
+from experiments.data import Plan, data_overrides
 from experiments.item import Column, Model
-from experiments.plan import Plan
 from experiments.runs import composed, run_of
 from kvbench.config.run_config import checked_config
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from experiments.data import Plan
 from experiments.fold.analyses import code_digest
-from experiments.plan import Plan
 from experiments.registry import items
-from experiments.state import states
+from experiments.session import states
 
 ITEM = items()["logquant/table4"]
 

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from experiments.tiny import corpus
-from experiments.tiny.config import MixConfig, OptimizerConfig, Phase, read_train_config
+from experiments.tiny.config import MixConfig, OptimizerConfig, Phase, length_at, rate_at, read_train_config
 from experiments.tiny.export import export
 from experiments.tiny.feed import Feed
 from experiments.tiny.fillers import Library
 from experiments.tiny.mix import ANSWER, BOS, EOS, NONE, Mix, answer_ranges
 from experiments.tiny.model import Network
-from experiments.tiny.schedule import length_at, rate_at
 from experiments.tiny.train import train_model
 from kvbench.errors import ConfigError, DataError
 from kvbench.tasks.mini.code import function

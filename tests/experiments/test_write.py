@@ -5,9 +5,9 @@ import math
 
 from experiments import check
 from experiments.checks import written
+from experiments.data import Plan
 from experiments.draw.table import item_markdown
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
-from experiments.plan import Plan
 from experiments.registry import items
 from experiments.write import read_folded, write_item
 

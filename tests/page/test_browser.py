@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.page.browser import chromium, missing
+from experiments.page.__main__ import chromium, missing
 from experiments.page.made import made_point, many, row, run_id, write_made_run
 from kvbench.cli import report
 from kvbench.cli.report_page import reader

@@ -1,4 +1,4 @@
-"""Prompts of the experiments: books, and the tasks of mini."""
+"""Prompts of the experiments (books, and the tasks of mini), and the models and caches that go on from them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from kvbench.cache import KVCache, Prompts
+from kvbench.config.run_config import RuntimeConfig
+from kvbench.models import by_name
+from kvbench.models.load import LoadedModel, load_model
+from kvbench.models.spec import ModelConfig
 from kvbench.tasks import texts
 from kvbench.tasks.mini import Mini
+from kvbench.util.schema import build
 
 #: tokens at a book's beginning that are left out (front matter and contents; MagicDec, QuantSpec)
 SKIP = 8000
@@ -23,7 +31,6 @@ class Prompt:
     Args:
         id: names it, the same whatever else is asked for.
         ids: token ids.
-        text: decoded, where a draft searches it.
         span, query: context and question in it (Cocktail), or None: all but the last 64 tokens, and those.
         stop: whether a line's end ends the answer (tasks) or nothing does (books).
     """
@@ -87,3 +94,16 @@ def default_folder() -> str | None:
     """Return the folder of the books, None where there is none."""
     folder = Path(os.environ.get("KVBENCH_DATA", "")) / "pg19"
     return str(folder) if os.environ.get("KVBENCH_DATA") and folder.is_dir() else None
+
+
+def loaded(name: str, runtime: RuntimeConfig, **changes: Any) -> LoadedModel:
+    """Load a model by name, with some keys of its configuration changed."""
+    return load_model(build(ModelConfig, {**by_name.group(name), **changes}, "model"), runtime)
+
+
+def new_cache(method: Any, model: Any, tokenizer: Any, prompt: Prompt, count: int) -> tuple[KVCache, torch.Tensor]:
+    """Return an empty cache for a prompt and `count` new tokens, and the prompt's ids ``[1, T]``."""
+    ids = torch.tensor([prompt.ids], device=model.device)
+    spans = [prompt.span] if prompt.span else None
+    prompts = Prompts.from_batch(ids, None, context_spans=spans, queries=[prompt.query], decode=tokenizer.decode)
+    return method.new_cache(model, prompts, max_length=len(prompt.ids) + count), ids
