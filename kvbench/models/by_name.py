@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from kvbench.errors import ConfigError, nearest
 from kvbench.models import checkpoint
+from kvbench.models.gguf.convert import converted
+from kvbench.models.gguf.place import is_gguf
 from kvbench.models.labels import labelled
 from kvbench.models.locate import Description, fetch_description
 from kvbench.models.spec import is_repository, local_folder, without_secrets
@@ -37,6 +39,7 @@ PLAIN: Mapping[str, Any] = {
     "requires": None,
     "note": "",
     "architecture": None,
+    "package": None,
 }
 #: a full commit hash, the name of a snapshot's folder in the hub's cache
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -55,7 +58,7 @@ def source_key(name: str) -> Literal["path", "hub_id"] | None:
         return None
     exists(name, "model")
     folder = Path(name).expanduser()
-    if name.startswith((".", "/", "~")) or (folder / "config.json").is_file():
+    if name.startswith((".", "/", "~")) or is_gguf(name) or (folder / "config.json").is_file():
         return "path"
     if "/" in name and is_repository(name):
         return "hub_id"
@@ -137,6 +140,9 @@ def _folder(name: str, source: str, revision: str | None, presets: Collection[st
     if source == "path":
         folder = local_folder(name)
         assert folder is not None
+        file = Path(name).expanduser()
+        if is_gguf(name) and file.is_file():
+            return converted(file)
         if (folder / "config.json").is_file():
             return folder
         problem = "has no config.json, so it is not a checkpoint" if folder.is_dir() else "does not exist"

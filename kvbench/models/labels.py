@@ -14,6 +14,8 @@ from typing import Any
 
 from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
+from kvbench.models.gguf.convert import converted
+from kvbench.models.gguf.place import is_gguf, label
 from kvbench.models.locate import fetch_description
 from kvbench.models.spec import BUNDLED, is_random, is_repository, local_folder
 from kvbench.util.requirements import exists
@@ -31,7 +33,7 @@ SAME = (
     "vocab_size",
 )
 #: keys of a preset that apply only to its own checkpoint, and their values for others
-ABOUT = {"licence": "", "gated": None, "requires": None, "note": "", "revision": None}
+ABOUT = {"licence": "", "gated": None, "requires": None, "note": "", "revision": None, "package": None}
 _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{7})[0-9a-f]*$")
 
 
@@ -62,12 +64,12 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
         return dict(model)
     if elsewhere and "hub_id" not in own:
         group["hub_id"] = None
-    if "name" not in own:
-        group["name"] = _folder_name(group["path"]) if elsewhere else str(group["hub_id"])
     for key, value in ABOUT.items():
-        if key not in own:
+        if key not in own and key in group:
             group[key] = value
     folder = _folder(group)
+    if "name" not in own:
+        group["name"] = _folder_name(group["path"]) if elsewhere else str(group["hub_id"])
     random = is_random(group.get("weights"))
     if folder is None and repository and random and is_repository(str(group["hub_id"])):
         raise ConfigError(
@@ -117,12 +119,17 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
 def _folder(model: Mapping[str, Any]) -> Path | None:
     """Return a folder with the checkpoint's small files (`path`, or the hub's cache, fetched if necessary), or None."""
     if model.get("path") is not None:
-        folder = local_folder(str(model["path"]))
+        path = str(model["path"])
+        folder = converted(Path(path).expanduser()) if _is_gguf_file(path) else local_folder(path)
         return folder if folder is not None and (folder / "config.json").is_file() else None
     if not is_repository(str(model["hub_id"])):  # refused by ModelConfig.check
         return None
     hub_id, revision = str(model["hub_id"]), model.get("revision")
     return checkpoint.snapshot(hub_id, revision) or fetch_description(hub_id, revision).folder
+
+
+def _is_gguf_file(path: str) -> bool:
+    return is_gguf(path) and Path(path).expanduser().is_file()
 
 
 def _same_folder(path: Any, other: Any) -> bool:
@@ -137,6 +144,8 @@ def _folder_name(path: Any) -> str:
     text = str(path)
     if text.startswith(BUNDLED):
         return text.removeprefix(BUNDLED)
+    if _is_gguf_file(text):
+        return label(text)
     folder = Path(text).expanduser().absolute()
     match = _SNAPSHOT.search(folder.as_posix())
     return f"{match['owner']}/{match['name']}@{match['commit']}" if match else folder.resolve().name or text

@@ -16,6 +16,7 @@ from kvbench.hub.ask import PROBE_SECONDS, ask
 from kvbench.hub.record import settle
 from kvbench.hub.repository import HubError, Repository
 from kvbench.models import checkpoint
+from kvbench.models.gguf.packaged import absent
 from kvbench.models.spec import ModelConfig
 from kvbench.util.confdir import options
 
@@ -56,6 +57,8 @@ def locate(model: ModelConfig) -> Source:
     if folder is not None:
         _check_folder(model, folder)
         return Source(str(folder), local=True)
+    if model.hub_id is None and model.package is not None:
+        raise absent(model.name, model.package)
     if model.hub_id is None:
         raise ModelError(f"model {model.name}: no source of its weights is given.\n  hint: {remedies()}")
     if is_cached(model):

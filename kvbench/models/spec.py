@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.errors import ConfigError
+from kvbench.hub.package import PackagedFile
 from kvbench.models import checkpoint
 from kvbench.models.architecture import Architecture
+from kvbench.models.gguf.place import finished, is_gguf, local_checkpoint
 from kvbench.models.layer_types import attention_layers
 from kvbench.models.quantized.formats import stored, unreadable
 from kvbench.models.served import unserved
@@ -36,7 +38,7 @@ class ModelConfig:
         hub_id: repository on the Hugging Face hub; None if the weights are not on the hub.
         revision: commit or tag on the hub; None for the main branch.
         path: folder with config.json, weights and tokenizer, used instead of the hub; ``kvbench:NAME`` is a folder in
-            this package.
+            this package, and ``FILE.gguf`` a GGUF file, which is converted to float32 once.
         weights: ``pretrained`` loads the checkpoint. ``int4`` loads it too, and rounds the weights of all linear layers
             but the output head to 4 bits; ``int4_all`` rounds those of the head too. ``random`` draws random weights
             from the seed ``runtime.seed`` and downloads nothing; ``random_int4`` and ``random_int4_all`` round these.
@@ -53,6 +55,8 @@ class ModelConfig:
         gated: instructions for getting access to a gated model; None if the model is not gated.
         requires: extra package that the checkpoint's format needs; None if it needs none.
         note: anything else that a user should know.
+        package: GGUF file in a Python package, used if there is neither `path` nor `hub_id`; None if there is none.
+            ``python -m kvbench.fetch`` downloads and converts it.
         preset: name of the preset whose place another checkpoint of the same architecture has taken
             (``model=llama2-7b model.path=DIR``); filled in by :func:`kvbench.models.labels.labelled`. The prompt limits
             that data sets set for that preset, and its calibration files, then apply to this model too. Else None.
@@ -74,6 +78,7 @@ class ModelConfig:
     requires: str | None = None
     note: str = ""
     preset: str | None = None
+    package: PackagedFile | None = None
     # cache of config.json, filled by _numbers()
     _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -111,6 +116,8 @@ class ModelConfig:
         folder = self.folder()
         if folder is not None and not (folder / "config.json").is_file():
             missing = "has no config.json, so it is not a checkpoint" if folder.is_dir() else "is not a folder"
+            if is_gguf(self.path):
+                missing = "is not a file, or has not been converted: python -m kvbench.fetch model=./FILE.gguf does that"
             raise ConfigError(
                 "model.path",
                 without_secrets(str(self.path)),
@@ -133,7 +140,7 @@ class ModelConfig:
             key = "model.path" if folder is not None else "model.hub_id"
             raise ConfigError(key, self.path if folder is not None else self.hub_id, f"is not supported: {reason}")
         self._check_quantization()
-        if folder is None and not self.random and not self.hub_id:
+        if folder is None and not self.random and not self.hub_id and not self.package:
             raise ConfigError(
                 "model.hub_id",
                 None,
@@ -191,7 +198,12 @@ class ModelConfig:
         return (Package(self.requires, "model", self.name, hint),)
 
     def folder(self) -> Path | None:
-        """Return `path` as a folder on this machine, which may not exist; None if `path` is None."""
+        """Return the folder of the weights on this machine: `path`, which may not exist, or the converted package.
+
+        None if `path` is None and the weights come from the hub, or from a package that has not been fetched.
+        """
+        if self.path is None and self.package is not None and self.hub_id is None:
+            return finished(self.package.sha256)
         return local_folder(self.path)
 
     def head_dim(self) -> int | None:
@@ -237,13 +249,14 @@ def is_random(weights: Any) -> bool:
 def local_folder(path: str | None) -> Path | None:
     """Return the folder on this machine that a value of ``model.path`` names; it may not exist.
 
-    ``kvbench:NAME`` is a folder in this package; None returns None.
+    ``kvbench:NAME`` is a folder in this package, ``FILE.gguf`` the checkpoint to which that file is converted; None
+    returns None.
     """
     if path is None:
         return None
     if path.startswith(BUNDLED):
         return Path(__file__).resolve().parent / path.removeprefix(BUNDLED)
-    return Path(path).expanduser()
+    return local_checkpoint(path) if is_gguf(path) else Path(path).expanduser()
 
 
 def is_repository(text: str) -> bool:
