@@ -66,8 +66,12 @@ def model_download(model: ModelConfig) -> Download | None:
     A model that has been downloaded already has a size of 0 bytes. If the hub does not answer, the size is estimated
     from the number of parameters, if that is known.
     """
-    if model.random or model.folder() is not None or model.hub_id is None:
+    if model.random or model.path is not None or model.hub_id is None and model.package is None:
         return None
+    if model.hub_id is None and model.package is not None:
+        there = model.folder() is not None
+        what = f"model {model.name} (package {model.package.requirement})"
+        return Download(what, 0 if there else model.package.wheel_bytes, "on this machine" if there else "its preset")
     what = f"model {model.name} ({model.hub_id}{', gated' if model.gated else ''})"
     if is_cached(model):
         return Download(what, 0, "on this machine")

