@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvbench.errors import ConfigError
 from kvbench.models import by_name
 from kvbench.models.labels import labelled
+from kvbench.models.outliers import named
 from kvbench.util.confdir import conf_dir, options, read_choice
 
 
@@ -75,5 +76,5 @@ def filled(config: DictConfig, choice: str | None, texts: Sequence[str], extra: 
     else:
         checked = by_name.described(choice, group, keys, presets)
     with open_dict(config):
-        config["model"] = checked
+        config["model"] = named(checked)
     return config

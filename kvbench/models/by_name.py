@@ -18,6 +18,7 @@ from kvbench.models.gguf.convert import converted
 from kvbench.models.gguf.place import is_gguf
 from kvbench.models.labels import labelled
 from kvbench.models.locate import Description, fetch_description
+from kvbench.models.outliers import NONE, named
 from kvbench.models.spec import is_repository, local_folder, without_secrets
 from kvbench.util.confdir import options, read_choice
 from kvbench.util.requirements import exists
@@ -39,7 +40,7 @@ PLAIN: Mapping[str, Any] = {
     "requires": None,
     "note": "",
     "architecture": None,
-    "package": None,
+    "outliers": NONE,
 }
 #: a full commit hash, the name of a snapshot's folder in the hub's cache
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -131,8 +132,8 @@ def group(name: str, changes: Mapping[str, Any] | None = None, key: str = "model
     check(name, presets, key=key)
     if name in presets:
         preset = read_choice(presets[name])
-        return labelled({**preset, **changes}, preset, set(changes))
-    return described(name, {**PLAIN, **changes}, set(changes), presets, key)
+        return named(labelled({**preset, **changes}, preset, set(changes)))
+    return named(described(name, {**PLAIN, **changes}, set(changes), presets, key))
 
 
 def _folder(name: str, source: str, revision: str | None, presets: Collection[str], key: str) -> Path:

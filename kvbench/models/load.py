@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from kvbench.errors import KvbenchError, ModelError
 from kvbench.models.devices import Runtime, homes, joined, resolve_device
 from kvbench.models.download import fetched
+from kvbench.models.gguf.place import dequantized
 from kvbench.models.layers import attending
 from kvbench.models.locate import Source
+from kvbench.models.outliers import make_outliers, outliers
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig
 from kvbench.models.verify import check_complete, check_served, refusal
@@ -62,6 +64,8 @@ class LoadedModel:
             ``tensor_parallel`` (every layer split over several processes).
         weights: description of weights in 4 bits (:func:`kvbench.models.int4.described`); None if they are in full
             precision.
+        dequantized: format that the weights had before they were converted to float32, for example ``gguf q4_1``; None
+            if they were in full precision.
     """
 
     model: Any
@@ -77,6 +81,7 @@ class LoadedModel:
     devices: tuple[str, ...] = ()
     layout: str = "one device"
     weights: dict[str, Any] | None = None
+    dequantized: str | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,6 +136,7 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
         devices=tuple(map(str, spread)) if team is None else tuple(f"{device.type}:{n}" for n in range(team.size)),
         layout="tensor_parallel" if team is not None else "device_map" if runtime.device_map else "one device",
         weights=described(loaded),
+        dequantized=None if model.random else dequantized(model.folder()),
     )
 
 
@@ -184,6 +190,7 @@ def _random(model: ModelConfig, devices: Sequence[torch.device], runtime: Runtim
         whole = random_spread(config, widths.storage, devices, runtime.seed)
     else:
         whole = random_model(config, widths.storage, devices[0], runtime.seed)
+    _make_outliers(model, whole)
     if widths.arithmetic != widths.storage:  # else RoPE's frequencies, which are in float32, would be rounded too
         whole = whole.to(widths.arithmetic)
     if team is not None:
@@ -224,7 +231,9 @@ def _pretrained(
                 tokenizer = _tokenizer(source.name, common)
                 check_served(model, config, tokenizer)
                 part = "weights"
-                widths = dtypes(model.dtype, runtime, device, config, safetensors(source))
+                widths = dtypes(
+                    model.dtype, runtime, device, config, safetensors(source), exact=bool(dequantized(model.folder()))
+                )
                 plan = plan_of(model, source, config)
                 if plan is not None:
                     check_whole(model, team is not None)
@@ -235,6 +244,7 @@ def _pretrained(
                     raise
                 raise refusal(model, source, error, part) from error
             check_complete(model, source, loaded, report if plan is None else plan.settle(report))
+            _make_outliers(model, loaded)
             if team is not None:
                 from kvbench.parallel.shard import shard
 
@@ -248,6 +258,12 @@ def _pretrained(
         if bars:
             logging.enable_progress_bar()
     return loaded, tokenizer, widths
+
+
+def _make_outliers(model: ModelConfig, loaded: Any) -> None:
+    chosen = outliers(model.outliers)
+    if chosen is not None:
+        make_outliers(model.name, loaded, chosen)
 
 
 def _weights(

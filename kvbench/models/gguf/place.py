@@ -64,6 +64,15 @@ def record(folder: Path | None) -> dict[str, Any] | None:
     return known
 
 
+def dequantized(folder: Path | None) -> str | None:
+    """Return the format that a checkpoint's weights had before they were dequantized, for example ``gguf q4_1``.
+
+    None if they never were quantized, as far as its folder says.
+    """
+    known = record(folder)
+    return f"gguf {known['form']}" if known and known["quantized"] else None
+
+
 def label(path: str) -> str:
     """Return the name under which results show a GGUF file: its own, with its format unless its own name has it."""
     file = Path(path).expanduser()
