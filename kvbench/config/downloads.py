@@ -66,7 +66,7 @@ def model_download(model: ModelConfig) -> Download | None:
     A model that has been downloaded already has a size of 0 bytes. If the hub does not answer, the size is estimated
     from the number of parameters, if that is known.
     """
-    if model.random or model.path is not None or model.hub_id is None and model.package is None:
+    if model.random or model.path is not None or (model.hub_id is None and model.package is None):
         return None
     if model.hub_id is None and model.package is not None:
         there = model.folder() is not None

@@ -23,7 +23,19 @@ NONE = "none"
 #: before the outliers in the name of a model
 MARK = " outliers="
 #: architectures whose RoPE pairs channel i with channel i + D/2 and that use keys as they are projected
-SERVED = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "phi3", "gemma", "gemma2", "granite", "starcoder2", "smollm3")
+SERVED = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "phi3",
+    "gemma",
+    "gemma2",
+    "granite",
+    "starcoder2",
+    "smollm3",
+)
 #: largest factor, and most pairs of channels per head
 MOST_FACTOR, MOST_PAIRS = 65536.0, 64
 #: Hydra reads no equals signs in a value

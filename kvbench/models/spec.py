@@ -124,7 +124,9 @@ class ModelConfig:
         if folder is not None and not (folder / "config.json").is_file():
             missing = "has no config.json, so it is not a checkpoint" if folder.is_dir() else "is not a folder"
             if is_gguf(self.path):
-                missing = "is not a file, or has not been converted: python -m kvbench.fetch model=./FILE.gguf does that"
+                missing = (
+                    "is not a file, or has not been converted: python -m kvbench.fetch model=./FILE.gguf does that"
+                )
             raise ConfigError(
                 "model.path",
                 without_secrets(str(self.path)),

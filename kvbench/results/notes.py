@@ -103,7 +103,9 @@ def weights(runs: Sequence[Metrics]) -> list[str]:
         env = run.get("env") or {}
         if env.get("dequantized"):
             rounded = "" if _arithmetic(run) == "float32" else f", then rounded to {_arithmetic(run)}"
-            lines.append(f"weights of {run['config']['model']}: dequantized from {env['dequantized']} to float32{rounded}")
+            lines.append(
+                f"weights of {run['config']['model']}: dequantized from {env['dequantized']} to float32{rounded}"
+            )
         form = env.get("weights")
         if form is None:
             continue

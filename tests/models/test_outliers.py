@@ -74,7 +74,9 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "options"), KINDS, ids=lambda value: value if isinstance(value, str) else "+".join(value))
+@pytest.mark.parametrize(
+    ("kind", "options"), KINDS, ids=lambda value: value if isinstance(value, str) else "+".join(value)
+)
 @pytest.mark.parametrize("side", ["keys", "values"])
 def test_the_model_computes_the_same(kind: str, options: dict[str, Any], side: str) -> None:
     for factor, most in ((64.0, 0.0), (0.25, 0.0), (10.0, 1e-3), (63.0, 1e-3)):
@@ -166,7 +168,18 @@ def test_the_shortest_text_is_the_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["first", "keys:", "keys:factor", "keys:factor:0", "keys:factor:x", "keys:pairs:0", "keys:layers:a", "keys:side:both", "none:pairs:1"]
+    "text",
+    [
+        "first",
+        "keys:",
+        "keys:factor",
+        "keys:factor:0",
+        "keys:factor:x",
+        "keys:pairs:0",
+        "keys:layers:a",
+        "keys:side:both",
+        "none:pairs:1",
+    ],
 )
 def test_wrong_texts_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.outliers"):

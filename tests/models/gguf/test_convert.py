@@ -198,7 +198,9 @@ def test_without_the_extra_it_says_what_to_install(
     empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convert.importlib.util, "find_spec", lambda name: None if name == "gguf" else name)
-    with pytest.raises(ModelError, match=r"package 'gguf', .* not installed\.\n  hint: run pip install 'kvbench\[gguf\]'"):
+    with pytest.raises(
+        ModelError, match=r"package 'gguf', .* not installed\.\n  hint: run pip install 'kvbench\[gguf\]'"
+    ):
         converted(files.write(tmp_path / "a.gguf"))
 
 
@@ -248,7 +250,13 @@ def test_it_computes_in_float32_and_stores_16_bits(toy: Path, monkeypatch: pytes
 def test_a_run_says_of_what_its_weights_were_made(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     composer = Composer()
-    typed = [f"model={toy}", "dataset=mini_text", "dataset.lengths=[64]", "dataset.limit=1", "decoding.max_new_tokens=2"]
+    typed = [
+        f"model={toy}",
+        "dataset=mini_text",
+        "dataset.lengths=[64]",
+        "dataset.limit=1",
+        "decoding.max_new_tokens=2",
+    ]
     (job,) = composer.check([*typed, "runtime.device=cpu", "logger=none"])
     metrics = run(composer.configuration(job))
     assert metrics["env"]["dequantized"] == "gguf q4_1" and metrics["config"]["model"] == "toy-q4_1"
