@@ -87,7 +87,7 @@ def dtypes(
     Args:
         files: safetensors files of its weights; they tell the checkpoint's dtype if its config does not.
         drawn: True for random weights, which have no dtype of their own.
-        exact: True for dequantized weights: 16 bits would change most of them, so that on a CPU they are in float32 even
+        exact: True for dequantized weights: 16 bits would change most of them, so on a CPU they are in float32 even
             where that is slower.
     """
     usual = torch.bfloat16 if drawn else usual_storage(config, files)

@@ -14,7 +14,7 @@ from kvbench.models.download import fetched
 from kvbench.models.gguf.place import dequantized
 from kvbench.models.layers import attending
 from kvbench.models.locate import Source
-from kvbench.models.outliers import make_outliers, outliers
+from kvbench.models.outliers import outliers
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig
 from kvbench.models.verify import check_complete, check_served, refusal
@@ -263,6 +263,8 @@ def _pretrained(
 def _make_outliers(model: ModelConfig, loaded: Any) -> None:
     chosen = outliers(model.outliers)
     if chosen is not None:
+        from kvbench.models.make_outliers import make_outliers
+
         make_outliers(model.name, loaded, chosen)
 
 

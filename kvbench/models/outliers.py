@@ -1,45 +1,26 @@
-"""Outliers on purpose: channels of keys or values that are larger than the rest, in a model that computes the same.
+"""The schema of ``model.outliers``: larger channels of keys or values in a model that computes the same. No torch.
 
-Large models have key channels far above the others, which decide what a format can store; small ones do not. Multiplying
-the rows of W_K that make a pair of RoPE channels by a factor, and dividing those rows of W_Q by it for each query head
-of the group, changes no product of a query with a key: RoPE turns the two channels of a pair into each other, so both
-need the same factor. The same is true of rows of W_V and columns of W_O. With a power of two the logits are the same
-to the bit. Biases of queries, keys and values are scaled with their rows.
+:mod:`kvbench.models.make_outliers` says how the weights change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvbench.errors import ConfigError, ModelError
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from transformers import PreTrainedModel
+from kvbench.errors import ConfigError
 
 NONE = "none"
 #: before the outliers in the name of a model
 MARK = " outliers="
-#: architectures whose RoPE pairs channel i with channel i + D/2 and that use keys as they are projected
-SERVED = (
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen2_moe",
-    "phi3",
-    "gemma",
-    "gemma2",
-    "granite",
-    "starcoder2",
-    "smollm3",
-)
 #: largest factor, and most pairs of channels per head
 MOST_FACTOR, MOST_PAIRS = 65536.0, 64
 #: Hydra reads no equals signs in a value
-SYNTAX = "NAME:KEY:VALUE..., such as first_last:factor:16; layers: all, ends or 0+29; pairs: 2; factor: 64; side: keys, values"
+SYNTAX = (
+    "NAME:KEY:VALUE..., such as first_last:factor:16; the keys are layers (all, ends or 0+29), pairs, factor and side "
+    "(keys or values)"
+)
 
 
 @dataclass(frozen=True)
@@ -105,7 +86,7 @@ def outliers(text: str) -> Outliers | None:
     known = PRESETS[name]
     for key, value in pairs:
         try:
-            known = replace(known, **{key: _option(key, value)})
+            known = replace(known, **_option(key, value))
         except ValueError:
             raise ConfigError("model.outliers", text, f"has a wrong option: {key}:{value}", hint=SYNTAX) from None
     if len(options) % 2:
@@ -113,16 +94,16 @@ def outliers(text: str) -> Outliers | None:
     return known
 
 
-def _option(key: str, value: str) -> str | int | float:
-    """Return an option as its type; raise ValueError if it is unknown or out of bounds."""
+def _option(key: str, value: str) -> dict[str, Any]:
+    """Return an option by name, as its type; raise ValueError if it is unknown or out of bounds."""
     if key == "side" and value in ("keys", "values"):
-        return value
+        return {key: value}
     if key == "layers" and (value in ("all", "ends") or all(-4096 <= int(part) < 4096 for part in value.split("+"))):
-        return value
+        return {key: value}
     if key == "pairs" and 1 <= int(value) <= MOST_PAIRS:
-        return int(value)
+        return {key: int(value)}
     if key == "factor" and 0 < float(value) <= MOST_FACTOR:
-        return float(value)
+        return {key: float(value)}
     raise ValueError(key)
 
 
@@ -153,75 +134,3 @@ def named(model: Mapping[str, Any]) -> dict[str, Any]:
 def base_name(name: str) -> str:
     """Return the name of a model without its outliers."""
     return name.partition(MARK)[0]
-
-
-def make_outliers(name: str, model: PreTrainedModel, chosen: Outliers) -> None:
-    """Scale the weights of a model in place; `name` is the model's, for messages.
-
-    Raises:
-        ModelError: the model's keys are normed after their projection, its RoPE pairs other channels, or its weights
-            are quantized.
-        ConfigError: the model lacks a layer or has fewer channels.
-    """
-    import torch
-
-    from kvbench.models.layers import attending
-    from kvbench.models.projections import attentions, head_dim, kv_heads
-
-    text = model.config.get_text_config(decoder=True)
-    kind = type(model).__name__
-    normed = sorted({part for module in attentions(model) for part in ("k_norm", "q_norm") if hasattr(module, part)})
-    if normed:
-        raise _refused(name, f"{kind} norms its keys after their projection ({', '.join(normed)}), which undoes them")
-    if text.model_type not in SERVED:
-        raise _refused(name, f"{kind} is none of the architectures whose channels are known: {', '.join(SERVED)}")
-    size, groups = head_dim(model), kv_heads(model)
-    rope = getattr(text, "rope_parameters", None) or {}
-    rotary = int(size * (rope.get("partial_rotary_factor") or getattr(text, "partial_rotary_factor", None) or 1))
-    channels = chosen.channels(rotary, size)
-    places = set(chosen.chosen(len(attending(model.config))))
-    with torch.no_grad():
-        for place, module in enumerate(attentions(model)):
-            if place not in places:
-                continue
-            parts = _parts(name, module, text.num_attention_heads * size, groups * size)
-            larger, smaller = ("k", "q") if chosen.side == "keys" else ("v", "o")
-            _scale(parts[larger], channels, size, chosen.factor)
-            _scale(parts[smaller], channels, size, 1 / chosen.factor)
-
-
-def _parts(name: str, module: nn.Module, queries: int, keys: int) -> dict[str, list[Tensor]]:
-    """Return the weights and biases of an attention layer whose first dimension are channels, by ``q``, ``k``, ``v``.
-
-    Those of ``o`` are its weight's columns. Views of them: scaling a view scales the weights. `queries` and `keys` are
-    the numbers of channels of all query heads and of all KV heads.
-    """
-    fused = getattr(module, "qkv_proj", None)
-    linears = {letter: getattr(module, f"{letter}_proj", None) for letter in "qkvo"} if fused is None else {}
-    every = [fused, module.o_proj] if fused is not None else [*linears.values()]
-    for linear in every:
-        if type(linear).__name__ != "Linear" or not linear.weight.is_floating_point():  # type: ignore[union-attr]
-            raise _refused(name, f"its weights are not plain ones ({type(linear).__name__})")
-    if fused is None:
-        parts = {letter: _rows(linears[letter]) for letter in "qkv"}
-    else:
-        borders = {"q": (0, queries), "k": (queries, queries + keys), "v": (queries + keys, None)}
-        parts = {letter: [rows[start:stop] for rows in _rows(fused)] for letter, (start, stop) in borders.items()}
-    return {**parts, "o": [module.o_proj.weight.T]}  # type: ignore[union-attr]
-
-
-def _rows(linear: Any) -> list[Tensor]:
-    return [linear.weight, *([] if linear.bias is None else [linear.bias])]
-
-
-def _scale(rows: list[Tensor], channels: list[int], size: int, factor: float) -> None:
-    """Multiply some channels of each head by a factor, in tensors whose first dimension are the channels of all heads."""
-    for tensor in rows:
-        tensor.unflatten(0, (-1, size))[:, channels] *= factor
-
-
-def _refused(name: str, reason: str) -> ModelError:
-    return ModelError(
-        f"model {name}: model.outliers cannot be made: {reason}.\n"
-        "  hint: choose a model such as Llama, Mistral or Qwen2 with its own weights, or model.outliers=none"
-    )

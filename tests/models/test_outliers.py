@@ -12,7 +12,8 @@ from kvbench.cli.compose import Composer
 from kvbench.config.command import command
 from kvbench.errors import ConfigError, ModelError
 from kvbench.models import by_name
-from kvbench.models.outliers import PRESETS, Outliers, make_outliers, named, outliers, written
+from kvbench.models.make_outliers import make_outliers
+from kvbench.models.outliers import PRESETS, Outliers, named, outliers, written
 from kvbench.models.projections import attentions, key_source, value_source
 from kvbench.results.identity import run_id
 from kvbench.runner.resolve import material

@@ -17,8 +17,9 @@ from kvbench.models.json_files import DamagedFile
 
 #: versions of the format that are read; version 1 counted in 32 bits
 VERSIONS = (2, 3)
-#: largest numbers of keys and of tensors, elements of an array, bytes of a text, of a key's name and of the whole header
+#: largest numbers of keys and of tensors, and elements of an array
 MOST_KEYS, MOST_TENSORS, MOST_ELEMENTS = 1 << 12, 1 << 17, 1 << 22
+#: largest numbers of bytes of a text, of a key's name and of the whole header
 MOST_TEXT, MOST_NAME, MOST_HEADER = 1 << 20, 1 << 10, 1 << 28
 #: formats of struct by the number of a type; 8 is text, 9 an array
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

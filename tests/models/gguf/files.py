@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kvbench.hub.package import PackagedFile
+from tests.models.gguf.lines import alphabet
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
@@ -22,13 +23,6 @@ WIDE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, MLP = 64, 2, 4, 2, 16, 96
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 TOKENS = ["<|end|>", "<|start|>"]
 MERGES = ["1 2", "12 3", "t h", "th e", "Ġ the"]
-
-
-def alphabet() -> list[str]:
-    """The 256 characters by which byte-level vocabularies write bytes: GPT-2's table."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    moved = iter(range(256, 512))
-    return [chr(byte) if byte in plain else chr(next(moved)) for byte in range(256)]
 
 
 def tensors(seed: int = 0) -> dict[str, np.ndarray]:
