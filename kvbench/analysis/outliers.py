@@ -16,9 +16,9 @@ from kvbench.analysis.analyse import Text
 from kvbench.models.load import LoadedModel
 from kvbench.models.projections import attentions, head_dim, key_source, value_source
 
-#: rows of the table in docs/which-format.md: factor of ``model.outliers``, and the ratio up to which a model is like it.
-#: A factor multiplies channels of any size, so that it raises the ratio less: on `tiny` from 9 to 122 with 64
-ROWS = ((1, 12.0), (4, 20.0), (16, 64.0), (64, float("inf")))
+#: factors of ``model.outliers``, and the ratio up to which a model is like one with them. A factor multiplies channels
+#: of any size, so it raises the largest ratio less: on `tiny` 64 raises it from 9 to 122
+ROWS = ((1, 16.0), (4, 32.0), (16, 64.0), (64, float("inf")))
 #: a layer has outliers of its own if its ratio is this many times that of the median layer
 _ABOVE = 3.0
 PAGE = "docs/which-format.md#a-model-with-outliers"
@@ -103,4 +103,4 @@ def verdict(layers: Sequence[Layer], side: str) -> str:
     own = [place for place, ratio in enumerate(ratios) if ratio > _ABOVE * middle]
     where = f"in layers {', '.join(map(str, own))}" if own else "in all layers alike"
     factor = next(factor for factor, most in ROWS if largest <= most)
-    return f"{side}: up to {largest:.1f} times the median channel, {where}: row {side}, factor {factor} of {PAGE}"
+    return f"{side}: up to {largest:.1f} times the median channel, {where}: row {side}, factor {factor} ({PAGE})"
