@@ -84,7 +84,7 @@ def test_an_entry_says_what_a_user_must_know(name: str) -> None:
     assert model.hub_id or model.package
     assert model.trust_remote_code is False
     assert model.max_length <= model.architecture.max_position_embeddings
-    if model.hub_id.startswith("meta-llama/"):
+    if (model.hub_id or "").startswith("meta-llama/"):
         assert f"huggingface.co/{model.hub_id}" in str(model.gated)
     assert model.requires is None
 

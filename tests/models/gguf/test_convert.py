@@ -126,7 +126,6 @@ def test_digits_are_split_and_texts_begin_as_the_file_says(toy: Path, empty: Pat
 
 
 def test_a_template_runs_in_a_sandbox(empty: Path, tmp_path: Path) -> None:
-    from jinja2.exceptions import SecurityError
     from transformers import AutoTokenizer
 
     turns = [{"role": "user", "content": "hello"}]
@@ -136,7 +135,7 @@ def test_a_template_runs_in_a_sandbox(empty: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(
         converted(files.write(tmp_path / "b.gguf", keys={"tokenizer.chat_template": escape}))
     )
-    with pytest.raises(SecurityError):
+    with pytest.raises(Exception, match="is unsafe"):
         tokenizer.apply_chat_template(turns, tokenize=False)
 
 
