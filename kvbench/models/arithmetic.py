@@ -74,13 +74,21 @@ class Dtypes:
 
 
 def dtypes(
-    name: str, runtime: Runtime, device: torch.device, config: Any, files: Sequence[Path] = (), drawn: bool = False
+    name: str,
+    runtime: Runtime,
+    device: torch.device,
+    config: Any,
+    files: Sequence[Path] = (),
+    drawn: bool = False,
+    exact: bool = False,
 ) -> Dtypes:
     """Choose the dtypes of a model that is about to be loaded, for the value `name` of ``model.dtype``.
 
     Args:
         files: safetensors files of its weights; they tell the checkpoint's dtype if its config does not.
         drawn: True for random weights, which have no dtype of their own.
+        exact: True for dequantized weights: 16 bits would change most of them, so on a CPU they are in float32 even
+            where that is slower.
     """
     usual = torch.bfloat16 if drawn else usual_storage(config, files)
     storage: torch.dtype = usual if name == "auto" else getattr(torch, name)
@@ -89,7 +97,7 @@ def dtypes(
         raise ConfigError(VARIABLE, wanted, "is not an arithmetic", allowed=get_args(Arithmetic))
     if wanted == "float32" or storage == torch.float32:
         return Dtypes(storage, usual, torch.float32)
-    if wanted == "storage" or device.type != "cpu" or not faster_in_float32(storage):
+    if wanted == "storage" or device.type != "cpu" or not (exact or faster_in_float32(storage)):
         return Dtypes(storage, usual, storage)
     slower = ""
     if getattr(runtime, "tensor_parallel", None) is not None:

@@ -20,7 +20,10 @@ from typing import Any, Literal
 
 from kvbench.errors import ConfigError, nearest
 from kvbench.models import checkpoint
+from kvbench.models.gguf.convert import converted
+from kvbench.models.gguf.place import is_gguf, label
 from kvbench.models.locate import Description, fetch_description
+from kvbench.models.outliers import NONE, named
 from kvbench.models.spec import BUNDLED, is_random, is_repository, local_folder, without_secrets
 from kvbench.util.confdir import group_options, read_choice
 from kvbench.util.requirements import exists
@@ -38,7 +41,7 @@ SAME = (
     "vocab_size",
 )
 #: keys of a preset that apply only to its own checkpoint, and their values for others
-ABOUT = {"licence": "", "gated": None, "requires": None, "note": "", "revision": None}
+ABOUT = {"licence": "", "gated": None, "requires": None, "note": "", "revision": None, "package": None}
 _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{7})[0-9a-f]*$")
 
 
@@ -69,12 +72,12 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
         return dict(model)
     if elsewhere and "hub_id" not in own:
         group["hub_id"] = None
-    if "name" not in own:
-        group["name"] = _folder_name(group["path"]) if elsewhere else str(group["hub_id"])
     for key, value in ABOUT.items():
-        if key not in own:
+        if key not in own and key in group:
             group[key] = value
     folder = _label_folder(group)
+    if "name" not in own:
+        group["name"] = _folder_name(group["path"]) if elsewhere else str(group["hub_id"])
     random = is_random(group.get("weights"))
     if folder is None and repository and random and is_repository(str(group["hub_id"])):
         raise ConfigError(
@@ -124,12 +127,17 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
 def _label_folder(model: Mapping[str, Any]) -> Path | None:
     """Return a folder with the checkpoint's small files (`path`, or the hub's cache, fetched if necessary), or None."""
     if model.get("path") is not None:
-        folder = local_folder(str(model["path"]))
+        path = str(model["path"])
+        folder = converted(Path(path).expanduser()) if _is_gguf_file(path) else local_folder(path)
         return folder if folder is not None and (folder / "config.json").is_file() else None
     if not is_repository(str(model["hub_id"])):  # refused by ModelConfig.check
         return None
     hub_id, revision = str(model["hub_id"]), model.get("revision")
     return checkpoint.snapshot(hub_id, revision) or fetch_description(hub_id, revision).folder
+
+
+def _is_gguf_file(path: str) -> bool:
+    return is_gguf(path) and Path(path).expanduser().is_file()
 
 
 def _same_folder(path: Any, other: Any) -> bool:
@@ -144,6 +152,8 @@ def _folder_name(path: Any) -> str:
     text = str(path)
     if text.startswith(BUNDLED):
         return text.removeprefix(BUNDLED)
+    if _is_gguf_file(text):
+        return label(text)
     folder = Path(text).expanduser().absolute()
     match = _SNAPSHOT.search(folder.as_posix())
     return f"{match['owner']}/{match['name']}@{match['commit']}" if match else folder.resolve().name or text
@@ -180,6 +190,7 @@ PLAIN: Mapping[str, Any] = {
     "requires": None,
     "note": "",
     "architecture": None,
+    "outliers": NONE,
 }
 #: a full commit hash, the name of a snapshot's folder in the hub's cache
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -198,7 +209,7 @@ def source_key(name: str) -> Literal["path", "hub_id"] | None:
         return None
     exists(name, "model")
     folder = Path(name).expanduser()
-    if name.startswith((".", "/", "~")) or (folder / "config.json").is_file():
+    if name.startswith((".", "/", "~")) or is_gguf(name) or (folder / "config.json").is_file():
         return "path"
     if "/" in name and is_repository(name):
         return "hub_id"
@@ -273,8 +284,8 @@ def group(name: str, changes: Mapping[str, Any] | None = None, key: str = "model
     check_model_name(name, presets, key=key)
     if name in presets:
         preset = read_choice(presets[name])
-        return labelled({**preset, **changes}, preset, set(changes))
-    return complete_unlisted(name, {**PLAIN, **changes}, set(changes), presets, key)
+        return named(labelled({**preset, **changes}, preset, set(changes)))
+    return named(complete_unlisted(name, {**PLAIN, **changes}, set(changes), presets, key))
 
 
 def _checkpoint_folder(name: str, source: str, revision: str | None, presets: Collection[str], key: str) -> Path:
@@ -282,6 +293,9 @@ def _checkpoint_folder(name: str, source: str, revision: str | None, presets: Co
     if source == "path":
         folder = local_folder(name)
         assert folder is not None
+        file = Path(name).expanduser()
+        if is_gguf(name) and file.is_file():
+            return converted(file)
         if (folder / "config.json").is_file():
             return folder
         problem = "has no config.json, so it is not a checkpoint" if folder.is_dir() else "does not exist"

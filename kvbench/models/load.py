@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import KvbenchError, ModelError
 from kvbench.models.devices import Runtime, homes, join_team, resolve_device
+from kvbench.models.gguf.place import dequantized
 from kvbench.models.layers import attending
 from kvbench.models.locate import Source, fetched
+from kvbench.models.outliers import outliers
 from kvbench.models.spec import Architecture, ModelConfig
 from kvbench.models.verify import check_complete, check_served, unloadable_error
 from kvbench.util.attachment import placement, record_placement
@@ -145,6 +147,8 @@ class LoadedModel:
             ``tensor_parallel`` (every layer split over several processes).
         weights: description of weights in 4 bits (:func:`kvbench.models.int4.int4_description`); None if they are in
             full precision.
+        dequantized: format that the weights had before they were converted to float32, for example ``gguf q4_1``; None
+            if they were in full precision.
     """
 
     model: Any
@@ -160,6 +164,7 @@ class LoadedModel:
     devices: tuple[str, ...] = ()
     layout: str = "one device"
     weights: dict[str, Any] | None = None
+    dequantized: str | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -180,7 +185,7 @@ def load_model(model: ModelConfig, runtime: Runtime) -> LoadedModel:
             architecture, or the model cannot be split over the processes.
         ConfigError: the device does not exist on this machine.
     """
-    from kvbench.models.int4 import int4_description, own_parameters
+    from kvbench.models.int4 import own_parameters
 
     source = fetched(model)
     team, spread = join_team(runtime), homes(runtime)
@@ -214,6 +219,7 @@ def load_model(model: ModelConfig, runtime: Runtime) -> LoadedModel:
         devices=tuple(map(str, spread)) if team is None else tuple(f"{device.type}:{n}" for n in range(team.size)),
         layout="tensor_parallel" if team is not None else "device_map" if runtime.device_map else "one device",
         weights=int4_description(loaded),
+        dequantized=None if model.random else dequantized(model.folder()),
     )
 
 
@@ -267,6 +273,7 @@ def _random(model: ModelConfig, devices: Sequence[torch.device], runtime: Runtim
         whole = random_spread(config, widths.storage, devices, runtime.seed)
     else:
         whole = random_model(config, widths.storage, devices[0], runtime.seed)
+    _make_outliers(model, whole)
     if widths.arithmetic != widths.storage:  # else RoPE's frequencies, which are in float32, would be rounded too
         whole = whole.to(widths.arithmetic)
     if team is not None:
@@ -307,7 +314,9 @@ def _pretrained(
                 tokenizer = _tokenizer(source.name, common)
                 check_served(model, config, tokenizer)
                 part = "weights"
-                widths = dtypes(model.dtype, runtime, device, config, safetensors(source))
+                widths = dtypes(
+                    model.dtype, runtime, device, config, safetensors(source), exact=bool(dequantized(model.folder()))
+                )
                 plan = plan_of(model, source, config)
                 if plan is not None:
                     check_whole(model, team is not None)
@@ -318,6 +327,7 @@ def _pretrained(
                     raise
                 raise unloadable_error(model, source, error, part) from error
             check_complete(model, source, loaded, report if plan is None else plan.settle(report))
+            _make_outliers(model, loaded)
             if team is not None:
                 from kvbench.parallel.shard import shard
 
@@ -331,6 +341,14 @@ def _pretrained(
         if bars:
             logging.enable_progress_bar()
     return loaded, tokenizer, widths
+
+
+def _make_outliers(model: ModelConfig, loaded: Any) -> None:
+    chosen = outliers(model.outliers)
+    if chosen is not None:
+        from kvbench.models.make_outliers import make_outliers
+
+        make_outliers(model.name, loaded, chosen)
 
 
 def _weights(

@@ -17,6 +17,7 @@ from kvbench.errors import ModelError
 from kvbench.hub.repository import HubError, Repository, settle
 from kvbench.hub.transfer import PROBE_SECONDS, Plan, amount, ask, fetch, plan
 from kvbench.models import checkpoint
+from kvbench.models.gguf.packaged import absent
 from kvbench.models.spec import ModelConfig
 from kvbench.util.confdir import group_options
 from kvbench.util.progress import say
@@ -58,6 +59,8 @@ def locate(model: ModelConfig) -> Source:
     if folder is not None:
         _check_folder(model, folder)
         return Source(str(folder), local=True)
+    if model.hub_id is None and model.package is not None:
+        raise absent(model.name, model.package)
     if model.hub_id is None:
         raise ModelError(f"model {model.name}: no source of its weights is given.\n  hint: {remedies()}")
     if is_cached(model):

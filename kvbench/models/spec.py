@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.errors import ConfigError
+from kvbench.hub.package import PackagedFile
 from kvbench.models import checkpoint
+from kvbench.models.gguf.place import dequantized, finished, is_gguf, local_checkpoint
 from kvbench.models.layer_types import attention_layers, unserved
+from kvbench.models.outliers import NONE, outliers
 from kvbench.models.quantized.formats import stored, unreadable
 from kvbench.util.requirements import Package, exists
 from kvbench.util.schema import MOST_TOKENS, bounded
@@ -115,7 +118,7 @@ class ModelConfig:
         hub_id: repository on the Hugging Face hub; None if the weights are not on the hub.
         revision: commit or tag on the hub; None for the main branch.
         path: folder with config.json, weights and tokenizer, used instead of the hub; ``kvbench:NAME`` is a folder in
-            this package.
+            this package, and ``FILE.gguf`` a GGUF file, which is converted to float32 once.
         weights: ``pretrained`` loads the checkpoint. ``int4`` loads it too, and rounds the weights of all linear layers
             but the output head to 4 bits; ``int4_all`` rounds those of the head too. ``random`` draws random weights
             from the seed ``runtime.seed`` and downloads nothing; ``random_int4`` and ``random_int4_all`` round these.
@@ -132,6 +135,11 @@ class ModelConfig:
         gated: instructions for getting access to a gated model; None if the model is not gated.
         requires: extra package that the checkpoint's format needs; None if it needs none.
         note: anything else that a user should know.
+        package: GGUF file in a Python package, used if there is neither `path` nor `hub_id`; None if there is none.
+            ``python -m kvbench.fetch`` downloads and converts it.
+        outliers: channels of keys or values that are made larger without changing what the model computes
+            (:mod:`kvbench.models.outliers`): ``none``, ``keys``, ``values`` or ``first_last``, each but
+            ``none`` also with options, such as ``first_last:factor:16``.
         preset: name of the preset whose place another checkpoint of the same architecture has taken
             (``model=llama2-7b model.path=DIR``); filled in by :func:`kvbench.models.by_name.labelled`. The prompt
             limits that data sets set for that preset, and its calibration files, then apply to this model too. Else
@@ -154,6 +162,8 @@ class ModelConfig:
     requires: str | None = None
     note: str = ""
     preset: str | None = None
+    package: PackagedFile | None = None
+    outliers: str = NONE
     # cache of config.json, filled by _numbers()
     _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -164,6 +174,8 @@ class ModelConfig:
         """
         if self.architecture:
             self.architecture.check()
+        if outliers(self.outliers) is not None and self.rounding:
+            raise ConfigError("model.outliers", self.outliers, f"needs weights that are not rounded to {self.weights}")
         if self.prompt_limit and self.prompt_limit > self.max_length:
             raise ConfigError(
                 "model.prompt_limit",
@@ -191,6 +203,10 @@ class ModelConfig:
         folder = self.folder()
         if folder is not None and not (folder / "config.json").is_file():
             missing = "has no config.json, so it is not a checkpoint" if folder.is_dir() else "is not a folder"
+            if is_gguf(self.path):
+                missing = (
+                    "is not a file, or has not been converted: python -m kvbench.fetch model=./FILE.gguf does that"
+                )
             raise ConfigError(
                 "model.path",
                 without_secrets(str(self.path)),
@@ -213,7 +229,7 @@ class ModelConfig:
             key = "model.path" if folder is not None else "model.hub_id"
             raise ConfigError(key, self.path if folder is not None else self.hub_id, f"is not supported: {reason}")
         self._check_quantization()
-        if folder is None and not self.random and not self.hub_id:
+        if folder is None and not self.random and not self.hub_id and not self.package:
             raise ConfigError(
                 "model.hub_id",
                 None,
@@ -237,11 +253,12 @@ class ModelConfig:
         folder = self.folder() or (checkpoint.snapshot(self.hub_id, self.revision) if self.hub_id else None)
         key = "path" if self.path is not None else "hub_id"
         description = None if folder is None else stored(self._config(folder, key))
-        if self.rounding and description is not None:
+        if self.rounding and (description is not None or dequantized(folder)):
+            which = getattr(self, key) or self.name
             raise ConfigError(
                 "model.weights",
                 self.weights,
-                f"rounds weights in full precision, but those of {getattr(self, key)} are already quantized",
+                f"rounds weights in full precision, but those of {which} are already quantized",
                 hint="set model.weights=pretrained, or choose the unquantized checkpoint",
             )
         reason = unreadable(description)
@@ -271,7 +288,12 @@ class ModelConfig:
         return (Package(self.requires, "model", self.name, hint),)
 
     def folder(self) -> Path | None:
-        """Return `path` as a folder on this machine, which may not exist; None if `path` is None."""
+        """Return the folder of the weights on this machine: `path`, which may not exist, or the converted package.
+
+        None if `path` is None and the weights come from the hub, or from a package that has not been fetched.
+        """
+        if self.path is None and self.package is not None and self.hub_id is None:
+            return finished(self.package.sha256)
         return local_folder(self.path)
 
     def head_dim(self) -> int | None:
@@ -317,13 +339,14 @@ def is_random(weights: Any) -> bool:
 def local_folder(path: str | None) -> Path | None:
     """Return the folder on this machine that a value of ``model.path`` names; it may not exist.
 
-    ``kvbench:NAME`` is a folder in this package; None returns None.
+    ``kvbench:NAME`` is a folder in this package, ``FILE.gguf`` the checkpoint to which that file is converted; None
+    returns None.
     """
     if path is None:
         return None
     if path.startswith(BUNDLED):
         return Path(__file__).resolve().parent / path.removeprefix(BUNDLED)
-    return Path(path).expanduser()
+    return local_checkpoint(path) if is_gguf(path) else Path(path).expanduser()
 
 
 def is_repository(text: str) -> bool:

@@ -75,10 +75,15 @@ def identity(
     if not str(model["weights"]).startswith("random"):
         model["architecture"] = None  # the checkpoint's own config.json is read instead
         model["files"] = fingerprint(weights, say)
+        source = _converted_from(weights)
+        if source is not None:
+            model["gguf"] = source
     elif weights is None:
         model["revision"] = None  # random weights of a preset's architecture, whatever commit the preset pins
     elif not str(config["model"].get("path")).startswith("kvbench:"):
         model["description"] = _definition_digest(weights)
+    if config["model"].get("outliers", "none") != "none":
+        model["outliers"] = config["model"]["outliers"]
     method = {
         key: value
         for key, value in config["method"].items()
@@ -113,6 +118,18 @@ def _definition_digest(folder: Path) -> str:
         file = folder / name
         digest.update(f"{name}:".encode() + (file.read_bytes() if file.is_file() else b"-"))
     return digest.hexdigest()[:16]
+
+
+def _converted_from(folder: Path | None) -> str | None:
+    """Return the SHA-256 of the GGUF file from which a checkpoint was converted; None for every other folder.
+
+    The file that says it is written by :mod:`kvbench.models.gguf.convert`.
+    """
+    file = None if folder is None else folder / "gguf.json"
+    if file is None or not file.is_file():
+        return None
+    digest: str = json.loads(file.read_text(encoding="utf-8"))["sha256"]
+    return digest
 
 
 def run_id(material: Mapping[str, Any]) -> str:

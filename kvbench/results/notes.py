@@ -98,10 +98,19 @@ def timed(run: Metrics) -> bool:
 
 
 def weights(runs: Sequence[Metrics]) -> list[str]:
-    """Return a note for each kind of 4-bit weights that a run's model has: their source, groups, head and bytes."""
+    """Return a note for each kind of 4-bit or dequantized weights that a run's model has.
+
+    Of 4-bit weights it says source, groups, head and bytes; of dequantized ones the format.
+    """
     lines = []
     for run in runs:
-        form = (run.get("env") or {}).get("weights")
+        env = run.get("env") or {}
+        if env.get("dequantized"):
+            rounded = "" if _arithmetic(run) == "float32" else f", then rounded to {_arithmetic(run)}"
+            lines.append(
+                f"weights of {run['config']['model']}: dequantized from {env['dequantized']} to float32{rounded}"
+            )
+        form = env.get("weights")
         if form is None:
             continue
         source = (

@@ -53,6 +53,8 @@ class Env:
     Of the dtypes, ``dtype`` is that of what the cache stores in full precision, ``usual_dtype`` the one of
     ``model.dtype=auto``, and ``arithmetic`` that of weights and activations; ``slower`` says why the latter has 16 bits
     where float32 would be faster. Records without ``arithmetic`` are from versions that computed in what they stored.
+    ``dequantized`` is the format that the checkpoint's weights had before they were converted to float32, such as
+    ``gguf q4_1``.
     """
 
     device: str | None = None
@@ -75,6 +77,7 @@ class Env:
     devices: list[str] | None = typed_key(optional=True)
     layout: Literal["one device", "device_map", "tensor_parallel"] | None = typed_key(optional=True)
     weights: Weights | None = typed_key(optional=True)
+    dequantized: str | None = typed_key(optional=True)
     load: Load | None = typed_key(optional=True)
 
 

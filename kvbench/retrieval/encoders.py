@@ -22,6 +22,7 @@ from kvbench.errors import ConfigError, ModelError
 from kvbench.hub.repository import HubError, Repository
 from kvbench.hub.transfer import Plan, amount, fetch, plan
 from kvbench.retrieval.embedding import Embedding, EmbeddingStore, Encoder
+from kvbench.retrieval.packaged import PACKAGES, source
 from kvbench.util.progress import say
 from kvbench.util.requirements import Package, exists
 
@@ -159,9 +160,10 @@ def load_sentence_transformer(name: str, path: str) -> Any:
 
 def cannot_load(name: str, path: str, reason: str) -> ModelError:
     """Return the error for an encoder whose weights cannot be loaded; its hint says what to use instead."""
+    package = f"run python -m kvbench.fetch method=cocktail method.encoder={name}, " if name in PACKAGES else ""
     return ModelError(
         f"the encoder '{name}' ({path}) cannot be loaded ({reason}). Either its weights are not on this machine, "
-        "or the hub cannot be reached.\n  hint: set method.encoder=bm25, which needs no weights, or "
+        f"or the hub cannot be reached.\n  hint: {package}set method.encoder=bm25, which needs no weights, or "
         "method.encoder=DIR with a "
         "sentence-transformers model"
     )
@@ -207,7 +209,7 @@ def encoder(name: str) -> Encoder:
     if name == "openai":
         return OpenAI(store)
     check_name(name)
-    return SentenceTransformer(stored_name(name), HUB.get(name, name), store)
+    return SentenceTransformer(stored_name(name), source(name, HUB.get(name, name)), store)
 
 
 def stored_name(name: str) -> str:

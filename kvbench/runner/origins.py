@@ -78,8 +78,9 @@ def _model(model: ModelConfig) -> dict[str, Any]:
 
 
 def _encoder(method: Method) -> dict[str, Any]:
-    """Return repository, commit and checksums of a retrieval encoder's weights under ``encoder``; else empty."""
+    """Return repository or package, commit and checksums of a retrieval encoder's weights under ``encoder``, or {}."""
     from kvbench.retrieval.encoders import HUB, wanted
+    from kvbench.retrieval.packaged import fetched, of_package
 
     name = str(getattr(method, "encoder", ""))
     if name not in HUB and ("/" not in name or Path(name).is_dir()):
@@ -87,7 +88,7 @@ def _encoder(method: Method) -> dict[str, Any]:
     repository = Repository(HUB.get(name, name))
     folder = repository.snapshot()
     if folder is None:
-        return {}
+        return {} if fetched(name) is None else {"encoder": of_package(name)}
     files = wanted([file.name for file in folder.iterdir() if file.is_file()])
     return {"encoder": _entry(repository, [(name, folder / name) for name in files if name.endswith(WEIGHTS)])}
 

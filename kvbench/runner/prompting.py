@@ -11,6 +11,7 @@ import torch
 
 from kvbench.cache.prompts import Prompts
 from kvbench.errors import DataError, ModelError
+from kvbench.models.outliers import base_name
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks.base import Sample
 
@@ -234,7 +235,7 @@ def own_limit(sample: Sample, model: ModelConfig) -> int | None:
     It is None if neither is set, or if the sample is to fill the model's context.
     """
     by_model, rules = sample.rules.limits, sample.rules
-    limit = by_model.get(model.name, by_model.get(model.preset or "", rules.limit))
+    limit = by_model.get(base_name(model.name), by_model.get(model.preset or "", rules.limit))
     return None if limit == "fill" else limit or model.prompt_limit
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 #: keys of `env.json` that some runs lack
-OPTIONAL = ("weights", "arithmetic", "usual_dtype", "slower")
+OPTIONAL = ("weights", "arithmetic", "usual_dtype", "slower", "dequantized")
 
 
 def answer_run(config: RunConfig | Mapping[str, Any], begun: Callable[[str], None] | None = None) -> dict[str, Any]:

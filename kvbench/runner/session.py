@@ -64,12 +64,14 @@ class Session:
         """Return the devices of the model, how the model is distributed over them, and the form of its weights.
 
         They are ``devices``, torch's names of all devices including those of other ranks; ``layout``, for example
-        ``tensor_parallel``; and ``weights``, a description of 4-bit weights, if the model has them
+        ``tensor_parallel``; ``weights``, a description of 4-bit weights, if the model has them, and
+        ``dequantized``, the format that its weights had before they were converted to float32, if they had one
         (:class:`kvbench.models.load.LoadedModel`).
         """
         assert self._loaded is not None
         layout = {"devices": list(self._loaded.devices), "layout": self._loaded.layout}
-        return layout | ({"weights": self._loaded.weights} if self._loaded.weights else {})
+        forms = {"weights": self._loaded.weights, "dequantized": self._loaded.dequantized}
+        return layout | {key: form for key, form in forms.items() if form}
 
     @property
     def warm(self) -> bool:

@@ -62,6 +62,11 @@ def fingerprint(
     return digest.hexdigest()[:16]
 
 
+def sha256(file: Path, say: Say = lambda line: None) -> str:
+    """Return the SHA-256 of a file's content; that of a large file is remembered, so that it is read once."""
+    return _digests([file], file, say)[file]
+
+
 def cache_folder() -> Path:
     """Return the folder that ``KVBENCH_CACHE`` in the environment names, or else one in the user's cache folder."""
     root = os.environ.get("KVBENCH_CACHE") or os.path.join(

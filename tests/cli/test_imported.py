@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 HTTP = {"anyio", "h11", "httpcore2", "httpx2", "idna", "sniffio", "tqdm", "truststore", "typing_extensions"}
 HTTP |= {"certifi", "fsspec", "hf_xet", "httpcore", "httpx"}
 FILES = {"filelock", "rich", "yaml"}
-#: large packages that a run imports only where it uses them
-UNUSED = set("accelerate bm25s datasets IPython jieba lm_eval matplotlib nltk pandas pyarrow ray rouge_score".split())
-UNUSED |= {"sentence_transformers", "sklearn", "submitit", "wandb"}
+#: large packages that a run imports only where it uses them; transformers imports accelerate wherever it is installed
+UNUSED = set("bm25s datasets IPython jieba lm_eval matplotlib nltk pandas pyarrow ray rouge_score".split())
+UNUSED |= {"gguf", "sentence_transformers", "sklearn", "submitit", "wandb"}
 
 _CODE = """
 import runpy, sys

@@ -1,0 +1,106 @@
+"""``python -m kvbench.analysis outliers``: how far the largest channels of keys and values stand above the others.
+
+Formats that share a scale among the channels of a token lose what the largest channel takes from the rest. Keys are
+measured before RoPE, which turns the channels of a pair into each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvbench.analysis.analyse import Text
+from kvbench.models.load import LoadedModel
+from kvbench.models.projections import attentions, head_dim, key_source, value_source
+
+#: factors of ``model.outliers``, and the ratio up to which a model is like one with them. A factor multiplies channels
+#: of any size, so it raises the largest ratio less: on `tiny` 64 raises it from 9 to 122
+ROWS = ((1, 16.0), (4, 32.0), (16, 64.0), (64, float("inf")))
+#: a layer has outliers of its own if its ratio is this many times that of the median layer
+_ABOVE = 3.0
+PAGE = "docs/which-format.md#a-model-with-outliers"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The largest channel of a layer's keys or values.
+
+    Args:
+        ratio: its root mean square over tokens, divided by that of the median channel of its head.
+    """
+
+    ratio: float
+    head: int
+    channel: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Largest channels of one layer with keys and values."""
+
+    keys: Ratio
+    values: Ratio
+
+
+@torch.inference_mode()
+def channel_ratios(loaded: LoadedModel, prompts: Sequence[Text]) -> list[Layer]:
+    """Return the largest channels of each layer with keys and values, over all tokens of the prompts.
+
+    Raises:
+        ModelError: the model has no projection of keys that can be observed.
+    """
+    model, channels = loaded.model, head_dim(loaded.model)
+    modules = attentions(model)
+    squares: dict[tuple[int, str], Tensor] = {}
+    hooks = []
+    for place, module in enumerate(modules):
+        for side, source in (("keys", key_source(model, module)), ("values", value_source(model, module))):
+
+            def add(_: object, __: object, out: Tensor, place: int = place, side: str = side, source=source) -> None:  # type: ignore[no-untyped-def]
+                total = source.cut(out, channels).double().square().sum((0, 2))
+                squares[place, side] = squares.get((place, side), 0) + total
+
+            hooks.append(source.module.register_forward_hook(add))
+    try:
+        for prompt in prompts:
+            model.base_model(torch.tensor([prompt.ids], device=loaded.device), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [Layer(_ratio(squares[place, "keys"]), _ratio(squares[place, "values"])) for place in range(len(modules))]
+
+
+def _ratio(squares: Tensor) -> Ratio:
+    """Return the largest channel from sums of squares ``[H, D]``."""
+    size = squares.sqrt()
+    ratios = size / size.median(dim=-1, keepdim=True).values.clamp(min=torch.finfo(size.dtype).tiny)
+    place = int(ratios.argmax())
+    head, channel = divmod(place, ratios.shape[-1])
+    return Ratio(float(ratios.flatten()[place]), head, channel)
+
+
+def page(name: str, layers: Sequence[Layer], tokens: int) -> str:
+    """Return the table of a model's layers as markdown, and below it which row of the documentation is like it."""
+    lines = [
+        f"{name}: largest channel over the median channel of its head, root mean squares over {tokens} tokens",
+        "",
+        "| layer | keys | head, channel | values | head, channel |",
+        "|--:|--:|--:|--:|--:|",
+    ]
+    for place, layer in enumerate(layers):
+        cells = [f"{side.ratio:.1f} | {side.head}, {side.channel}" for side in (layer.keys, layer.values)]
+        lines.append(f"| {place} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *(verdict(layers, side) for side in ("keys", "values")), ""])
+
+
+def verdict(layers: Sequence[Layer], side: str) -> str:
+    """Return the sentence that names the row of the documentation that a model's keys or values resemble."""
+    ratios = [getattr(layer, side).ratio for layer in layers]
+    largest, middle = max(ratios), float(torch.tensor(ratios).median())
+    own = [place for place, ratio in enumerate(ratios) if ratio > _ABOVE * middle]
+    where = f"in layers {', '.join(map(str, own))}" if own else "in all layers alike"
+    factor = next(factor for factor, most in ROWS if largest <= most)
+    return f"{side}: up to {largest:.1f} times the median channel, {where}: row {side}, factor {factor} ({PAGE})"

@@ -1,0 +1,136 @@
+"""The schema of ``model.outliers``: larger channels of keys or values in a model that computes the same. No torch.
+
+:mod:`kvbench.models.make_outliers` says how the weights change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvbench.errors import ConfigError
+
+NONE = "none"
+#: before the outliers in the name of a model
+MARK = " outliers="
+#: largest factor, and most pairs of channels per head
+MOST_FACTOR, MOST_PAIRS = 65536.0, 64
+#: Hydra reads no equals signs in a value
+SYNTAX = (
+    "NAME:KEY:VALUE..., such as first_last:factor:16; the keys are layers (all, ends or 0+29), pairs, factor and side "
+    "(keys or values)"
+)
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """Which channels are made larger, and how much.
+
+    Args:
+        side: ``keys`` or ``values``.
+        layers: ``all``, ``ends`` (the first and the last), or indices joined by plus signs; -1 is the last.
+        pairs: pairs of RoPE channels per KV head, spread evenly over its pairs. Of values, as many pairs of channels.
+        factor: how many times larger they become.
+    """
+
+    side: str
+    layers: str
+    pairs: int
+    factor: float
+
+    def chosen(self, count: int) -> list[int]:
+        """Return the indices of the layers among `count`; raise ConfigError if there is no such layer."""
+        if self.layers in ("all", "ends"):
+            return list(range(count)) if self.layers == "all" else sorted({0, count - 1})
+        places = [int(text) for text in self.layers.split("+")]
+        beyond = [place for place in places if not -count <= place < count]
+        if beyond:
+            raise ConfigError("model.outliers", self.layers, f"names a layer that the model lacks: it has {count}")
+        return sorted({place % count for place in places})
+
+    def channels(self, rotary: int, count: int) -> list[int]:
+        """Return the channels of one head that become larger.
+
+        Args:
+            rotary: channels that RoPE turns; the first of a pair lies in the first half of them.
+            count: all channels of a head, which values choose from.
+        """
+        half = (rotary if self.side == "keys" else count) // 2
+        if self.pairs > half:
+            raise ConfigError("model.outliers", self.pairs, f"is more than the {half} pairs of channels of a head")
+        firsts = [(2 * pair + 1) * half // (2 * self.pairs) for pair in range(self.pairs)]
+        return sorted([*firsts, *(first + half for first in firsts)])
+
+
+#: by name. The options that a text gives replace these
+PRESETS = {
+    "keys": Outliers("keys", "all", 2, 64.0),
+    "values": Outliers("values", "all", 2, 64.0),
+    "first_last": Outliers("keys", "ends", 2, 64.0),
+}
+
+
+def outliers(text: str) -> Outliers | None:
+    """Read a value of ``model.outliers``, such as ``first_last`` or ``keys:layers:0+29:factor:16``; None for ``none``.
+
+    Raises:
+        ConfigError: it names no preset, or an option is wrong.
+    """
+    name, *options = text.split(":")
+    pairs = list(zip(options[::2], options[1::2], strict=False))
+    if text == NONE:
+        return None
+    if name not in PRESETS:
+        raise ConfigError("model.outliers", text, "is no preset of outliers", allowed=(NONE, *PRESETS), hint=SYNTAX)
+    known = PRESETS[name]
+    for key, value in pairs:
+        try:
+            known = replace(known, **_option(key, value))
+        except ValueError:
+            raise ConfigError("model.outliers", text, f"has a wrong option: {key}:{value}", hint=SYNTAX) from None
+    if len(options) % 2:
+        raise ConfigError("model.outliers", text, f"has an option without a value: {options[-1]}", hint=SYNTAX)
+    return known
+
+
+def _option(key: str, value: str) -> dict[str, Any]:
+    """Return an option by name, as its type; raise ValueError if it is unknown or out of bounds."""
+    if key == "side" and value in ("keys", "values"):
+        return {key: value}
+    if key == "layers" and (value in ("all", "ends") or all(-4096 <= int(part) < 4096 for part in value.split("+"))):
+        return {key: value}
+    if key == "pairs" and 1 <= int(value) <= MOST_PAIRS:
+        return {key: int(value)}
+    if key == "factor" and 0 < float(value) <= MOST_FACTOR:
+        return {key: float(value)}
+    raise ValueError(key)
+
+
+def written(chosen: Outliers) -> str:
+    """Return the shortest text that means these outliers: the same for every way of typing them."""
+
+    def options(preset: Outliers) -> list[str]:
+        pairs = [(key, value) for key, value in vars(chosen).items() if value != vars(preset)[key]]
+        return [f"{key}:{value:g}" if isinstance(value, float) else f"{key}:{value}" for key, value in pairs]
+
+    name = min(PRESETS, key=lambda name: len(options(PRESETS[name])))
+    return ":".join([name, *options(PRESETS[name])])
+
+
+def named(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration group `model` with its outliers in its name, so that no row lacks them.
+
+    Raises:
+        ConfigError: ``model.outliers`` is wrong.
+    """
+    chosen = outliers(str(model.get("outliers", NONE)))
+    if chosen is None:
+        return dict(model)
+    text = written(chosen)
+    return {**model, "outliers": text, "name": f"{base_name(str(model.get('name')))}{MARK}{text}"}
+
+
+def base_name(name: str) -> str:
+    """Return the name of a model without its outliers."""
+    return name.partition(MARK)[0]
