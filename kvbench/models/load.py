@@ -185,7 +185,7 @@ def load_model(model: ModelConfig, runtime: Runtime) -> LoadedModel:
             architecture, or the model cannot be split over the processes.
         ConfigError: the device does not exist on this machine.
     """
-    from kvbench.models.int4 import own_parameters
+    from kvbench.models.int4 import int4_description, own_parameters
 
     source = fetched(model)
     team, spread = join_team(runtime), homes(runtime)

@@ -20,6 +20,7 @@ from kvbench.models import by_name
 from kvbench.models.load import byte_tokenizer, random_model
 from kvbench.results.identity import identity, run_id
 from kvbench.runner.resolve import settled
+from kvbench.util.confdir import group_options
 from tests.hub.standin import Hub, reachable, serving
 
 ROOT = Path(__file__).parents[2]
