@@ -7,7 +7,7 @@ import torch
 from kvbench.attention.reads import ANY, unread
 from kvbench.attention.rope.tables import NotServed
 from kvbench.attention.work import Codebook, Format, Part
-from kvbench.cache.kernels.reads import HALVES
+from kvbench.cache.kernels.reads import COPIED
 from kvbench.cache.segments.base import FullSegment, Segment
 from kvbench.cache.segments.codebook import NuqSegment
 from kvbench.cache.segments.layout import TILE
@@ -38,7 +38,7 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
         NotServed: no kernel reads the segment's format; only the reference path does.
     """
     if isinstance(segment, FullSegment):
-        if segment.dtype not in HALVES:
+        if segment.dtype not in COPIED:
             raise NotServed(f"no kernel reads keys and values in {str(segment.dtype).removeprefix('torch.')}")
         return Part(Format("full", 16), buffer=segment.buffer)
     if isinstance(segment, NuqSegment):
