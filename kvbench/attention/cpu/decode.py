@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.cpu import build
+from kvbench.attention.cpu.build import name as name
 from kvbench.attention.phases import Part, Work
 from kvbench.attention.reads import CPU_KEYS, CPU_VALUES, misfit
 
@@ -84,6 +85,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
     Returns:
         A short phrase, which a run's results show as the reason for the reference path.
     """
+    if query.device.type != "cpu":
+        return "the tokens are not on a CPU"
     reason = misfit(query, work, HEAD_DIMS, CPU_KEYS, CPU_VALUES, widening=True)
     if reason:
         return reason
@@ -108,6 +111,7 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     sinks = None if sinks is None else sinks.float().contiguous()
     phases = (PhaseStruct * len(work.phases))(*((_part(key, "key"), _part(value, "value")) for key, value in work.phases))
     library = build.library()
+    assert not isinstance(library, str)
     args = ArgsStruct(
         phases,
         work.table.data_ptr(),
