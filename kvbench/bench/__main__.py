@@ -1,9 +1,9 @@
 """Command line of ``python -m kvbench.bench``.
 
 Its commands are ``kernel``, ``quantize``, ``products``, ``tpot``, ``prefill``, ``memory``, ``capacity``,
-``speculation``, ``latency``, ``goodput`` and ``predict``.
+``speculation``, ``latency``, ``goodput``, ``cpu`` and ``predict``.
 
-``latency``, ``goodput`` and ``predict`` need no GPU.
+``latency``, ``goodput``, ``cpu`` and ``predict`` need no GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.bench import command as whole_models
-from kvbench.bench import goodput, latency, predict, speculation_command
+from kvbench.bench import cpu, goodput, latency, predict, speculation_command
 from kvbench.bench.choices import number, tokens
 from kvbench.util.door import enter
 
@@ -53,6 +53,7 @@ def parser(measuring: bool = True) -> argparse.ArgumentParser:
     whole_models.add_capacity(commands, tokens, number)
     latency.add(commands)
     goodput.add(commands, tokens, number)
+    cpu.add(commands)
     return top
 
 
@@ -152,7 +153,7 @@ def measured(commands: Any) -> None:
 
 def _place(top: argparse.ArgumentParser, args: argparse.Namespace) -> Path:
     """Return ``--out`` as the command takes it; on the command line it names a folder, or a file that ends in .json."""
-    whole = args.command in ("latency", "goodput")
+    whole = args.command in ("latency", "goodput", "cpu")
     out: Path = args.out
     if out.suffix != ".json":
         return out / f"{args.command}.json" if whole else out
@@ -171,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
     torch does not find one.
     """
     given = sys.argv[1:] if argv is None else argv
-    top = parser(measuring=given[:1] not in (["predict"], ["latency"], ["goodput"]))
+    top = parser(measuring=given[:1] not in (["predict"], ["latency"], ["goodput"], ["cpu"]))
     args, unknown = top.parse_known_args(given)
     if unknown:
         top.error(
@@ -186,6 +187,8 @@ def main(argv: list[str] | None = None) -> int:
         return predict.run(args)
     if args.command == "latency":
         return latency.run(args)
+    if args.command == "cpu":
+        return cpu.run(args)
     if args.command == "goodput":
         return goodput.run(args)
     if args.command == "capacity" or args.command in whole_models.COMMANDS:
