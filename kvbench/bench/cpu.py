@@ -189,10 +189,10 @@ def models(tiny: bool) -> dict[str, Any]:
 
     from kvbench.methods import load_method
     from kvbench.models import random_weights
-    from kvbench.models.locate import BUNDLED
+    from kvbench.models.spec import BUNDLED, local_folder
     from kvbench.util.attachment import attachment
 
-    config: Any = AutoConfig.from_pretrained(BUNDLED / "tiny") if tiny else AutoConfig.for_model("llama", **SMALL)
+    config: Any = AutoConfig.from_pretrained(local_folder(f"{BUNDLED}tiny")) if tiny else AutoConfig.for_model("llama", **SMALL)
     made = {}
     for dtype in (torch.bfloat16, torch.float32):
         model = random_weights.random_model(config, dtype, "cpu", seed=1)

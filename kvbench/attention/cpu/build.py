@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -131,24 +132,16 @@ def _built(compiler: str, chosen: str) -> Path:
 def _compile(command: list[str], path: Path) -> None:
     """Compile to `path`, which appears when the library is complete; raise RuntimeError if the compiler fails."""
     with atomic.replacing(path) as partial:
-        process = subprocess.Popen(
-            [*command, "-o", str(partial)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        try:
-            _, log = process.communicate(timeout=LIMIT_S)
-        except BaseException as error:
-            with suppress(OSError):  # the compiler's own processes too
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise RuntimeError(f"{command[0]} took more than {LIMIT_S:.0f} s to compile the kernel") from None
-            raise
+        quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        with subprocess.Popen([*command, "-o", str(partial)], **quiet, start_new_session=True) as process:
+            try:
+                log = process.communicate(timeout=LIMIT_S)[1].decode(errors="replace")
+            except BaseException as error:
+                with suppress(OSError):  # the compiler's own processes too
+                    os.killpg(process.pid, signal.SIGKILL)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise RuntimeError(f"{command[0]} took more than {LIMIT_S:.0f} s to compile the kernel") from None
+                raise
         if process.returncode:
             line = next((line for line in log.splitlines() if "error" in line), log.strip()[:200] or "no message")
             raise RuntimeError(f"{command[0]} failed with status {process.returncode}: {line}")

@@ -96,12 +96,16 @@ def refuses(query: Tensor, work: Work) -> str | None:
     return build.missing()
 
 
-def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
+def attend(query: Tensor, work: Work, scaling: float, instructions: str | None = None) -> Tensor:
     """Compute the attention of the newest tokens over all cached tokens.
 
     Args:
         query: bf16, fp16 or fp32; copied if its channels are not contiguous.
         work: :func:`refuses` must have returned None for it.
+        instructions: a set of :data:`kvbench.attention.cpu.build.SETS` that the machine has; None for the best.
+
+    Raises:
+        RuntimeError: there is no library; the message is the reason.
     """
     batch, heads_q, count, _ = query.shape
     if query.stride(-1) != 1:
@@ -110,8 +114,9 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     sinks = work.logits.sinks
     sinks = None if sinks is None else sinks.float().contiguous()
     phases = (PhaseStruct * len(work.phases))(*((_part(key, "key"), _part(value, "value")) for key, value in work.phases))
-    library = build.library()
-    assert not isinstance(library, str)
+    library = build.library(instructions)
+    if isinstance(library, str):
+        raise RuntimeError(library)
     args = ArgsStruct(
         phases,
         work.table.data_ptr(),
