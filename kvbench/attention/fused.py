@@ -77,7 +77,8 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
         reason = module if isinstance(module, str) else module.refuses(query, described)
         if reason is None:
             assert isinstance(module, ModuleType)
-            return getattr(module, "name", lambda: name)(), module
+            named = getattr(module, "name", None)  # with the instruction set, on a CPU
+            return named() if named else name, module
         reasons.append(f"{name}: {reason}")
     raise NotServed("; ".join(reasons))
 

@@ -97,7 +97,11 @@ CPU_KEYS = Rows(
 CPU_VALUES = Rows(
     (
         EXACT,
-        *(Reads(row.kind, row.bits, {"token": row.groups["token"]}, row.scales) for row in CPU_KEYS if "token" in row.groups),
+        *(
+            Reads(row.kind, row.bits, {"token": row.groups["token"]}, row.scales)
+            for row in CPU_KEYS
+            if "token" in row.groups
+        ),
         Reads("cross", (2, 3, 4, 8), _ONE, _AFFINE),
     )
 )

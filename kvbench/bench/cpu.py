@@ -14,11 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-#: instruction sets: what ATEN_CPU_CAPABILITY limits torch, and with it the kernel, to
-SETS = {"best": None, "avx2": "avx2"}
+#: instruction sets, and whether ATEN_CPU_CAPABILITY limits torch, and with it the kernel, to one
+SETS = {"best": False, "avx2": True}
 #: rows by name: ratio that is required of the best instruction set
 GATES = {
     "attention tiny 32k int4": 2.0,
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     rows = []
     for name in args.instructions:
-        limit = {} if SETS[name] is None else {"ATEN_CPU_CAPABILITY": SETS[name]}
+        limit = {"ATEN_CPU_CAPABILITY": name} if SETS[name] else {}
         again = [sys.executable, "-m", "kvbench.bench", *args.argv, "--part"]
         with subprocess.Popen(again, env={**os.environ, **limit}, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -153,7 +154,6 @@ def attention(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]
     import torch
 
     from kvbench.attention.cpu import decode
-    from kvbench.attention.reference import one_token
     from kvbench.attention.synthetic import FULL, Piece, error, exact, layer
     from kvbench.attention.work import Format
 
@@ -161,25 +161,33 @@ def attention(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]
         shape, bits = name.removeprefix("attention ").split(" 32k int")
         heads, group, channels = SHAPES[shape]
         tokens, scaling = 32768, channels**-0.5
-        keys, values = (Format("affine", int(bits), axis, 32) for axis in ("channel", "token"))
-        tail = Piece(FULL, [1])
-        sizes = {"heads": heads, "key_dim": channels, "value_dim": channels, "dtype": torch.bfloat16}
-        work = layer([Piece(keys, [tokens]), tail], [Piece(values, [tokens]), tail], **sizes)
+        keys, values = (
+            [Piece(Format("affine", int(bits), axis, 32), [tokens]), Piece(FULL, [1])] for axis in ("channel", "token")
+        )
+        work = layer(keys, values, heads=heads, key_dim=channels, value_dim=channels, dtype=torch.bfloat16)
         stored = torch.randn(2, 1, heads, tokens, channels, dtype=torch.bfloat16)
         contenders: dict[tuple[str, str], Callable[[], object]] = {}
         errors = []
         for dtype in (torch.bfloat16, torch.float32):
             query = torch.randn(1, heads * group, 1, channels).to(dtype)
-            found = decode.attend(query, work, scaling)
-            errors.append(error(found, exact(query, work, scaling)))
-            arithmetic = str(dtype).removeprefix("torch.")
-            contenders["packed", arithmetic] = lambda query=query: decode.attend(query, work, scaling)
-            contenders["fp16", arithmetic] = lambda query=query: one_token(
-                query, *(x.to(query.dtype) for x in stored), scaling
-            )
+            errors.append(error(decode.attend(query, work, scaling), exact(query, work, scaling)))
+            contenders["packed", named(dtype)] = partial(decode.attend, query, work, scaling)
+            contenders["fp16", named(dtype)] = partial(sdpa, query, stored, scaling)
         times = least(contenders, args.runs, threads)
         right = errors[0] < 4.5e-3 and errors[1] < 2e-5
         yield ratios(name, threads, times, "packed", right, f"error {errors[0]:.1e}, {errors[1]:.1e}")
+
+
+def sdpa(query: Any, stored: Any, scaling: float) -> Any:
+    """Compute attention to exact keys and values ``[2, B, H, n, D]`` as the fp16 path of a decode step does."""
+    from kvbench.attention.reference import one_token
+
+    return one_token(query, stored[0].to(query.dtype), stored[1].to(query.dtype), scaling)
+
+
+def named(dtype: Any) -> str:
+    """Return torch's name of a dtype."""
+    return str(dtype).removeprefix("torch.")
 
 
 def models(tiny: bool) -> dict[str, Any]:
@@ -187,18 +195,18 @@ def models(tiny: bool) -> dict[str, Any]:
     import torch
     from transformers import AutoConfig
 
-    from kvbench.methods import load_method
     from kvbench.models import random_weights
     from kvbench.models.spec import BUNDLED, local_folder
-    from kvbench.util.attachment import attachment
+    from kvbench.util.attachment import Placement, record_placement
 
-    config: Any = AutoConfig.from_pretrained(local_folder(f"{BUNDLED}tiny")) if tiny else AutoConfig.for_model("llama", **SMALL)
+    config: Any = (
+        AutoConfig.from_pretrained(local_folder(f"{BUNDLED}tiny")) if tiny else AutoConfig.for_model("llama", **SMALL)
+    )
     made = {}
     for dtype in (torch.bfloat16, torch.float32):
         model = random_weights.random_model(config, dtype, "cpu", seed=1)
-        load_method("fp16").new_cache(model)
-        attachment(model).storage = torch.bfloat16
-        made[str(dtype).removeprefix("torch.")] = model
+        record_placement(model, Placement(storage=torch.bfloat16))
+        made[named(dtype)] = model
     return made
 
 
@@ -210,8 +218,6 @@ def setting_of(name: str) -> tuple[str, dict[str, str]]:
 
 def steps(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]]:
     """Measure whole decode steps of models after long prompts, whose keys and values are random."""
-    import torch
-
     from kvbench.cache.options import Options
     from kvbench.measure.random_fill import place
     from kvbench.methods import load_method
@@ -232,18 +238,12 @@ def steps(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]]:
                 method, options = setting_of(setting)
                 cache = load_method(method, **options).new_cache(model, max_length=tokens + 4 * args.runs)
                 place(model, cache, batch, tokens)
-                ids = torch.arange(batch)[:, None] + 3
-
-                def step(model: Any = model, cache: Any = cache, ids: Any = ids) -> Any:
-                    with torch.inference_mode():
-                        return model(ids, past_key_values=cache).logits
-
                 if setting != "fp16":
                     twin = cache.clone()
                     twin.options = Options(kernels="reference")
-                    wanted, found = step(cache=twin).float(), step().float()
+                    wanted, found = step(model, twin, batch).float(), step(model, cache, batch).float()
                     checks[setting, arithmetic] = float((found - wanted).norm() / wanted.norm()), cache.path
-                contenders[setting, arithmetic] = step
+                contenders[setting, arithmetic] = partial(step, model, cache, batch)
         times = least(contenders, args.runs, threads)
         for setting in settings:
             mine = {key: value for key, value in times.items() if key[0] in ("fp16", setting)}
@@ -253,31 +253,39 @@ def steps(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]]:
             yield ratios(f"step {shape} {setting}", threads, mine, setting, right, check)
 
 
+def step(model: Any, cache: Any, batch: int) -> Any:
+    """Run a decode step and return its logits."""
+    import torch
+
+    with torch.inference_mode():
+        return model(torch.arange(batch)[:, None] + 3, past_key_values=cache).logits
+
+
 def perplexity(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]]:
     """Measure the likelihood of a window of 2,048 tokens, fed as decoding would feed it."""
+    for name in chosen(args, "perplexity"):
+        setting, built = name.rpartition(" ")[2], models(tiny=False)
+        contenders = {
+            (what, arithmetic): partial(nll, model, what)
+            for what in ("fp16", setting)
+            for arithmetic, model in built.items()
+        }
+        wanted, found = (nll(built["float32"], setting, kernels) for kernels in ("reference", "auto"))
+        times = least(contenders, 2, threads)
+        yield ratios(name, threads, times, setting, abs(found / wanted - 1) < 1e-5, f"nll {found:.4f}, {wanted:.4f}")
+
+
+def nll(model: Any, setting: str, kernels: Any = "auto") -> float:
+    """Return the negative log-likelihood of 2,048 random tokens with the cache of a setting."""
     import torch
 
     from kvbench.cache.options import Options
     from kvbench.decoding.perplexity import decode_nll
     from kvbench.methods import load_method
 
-    for name in chosen(args, "perplexity"):
-        setting, built = name.rpartition(" ")[2], models(tiny=False)
-        ids = torch.randint(3, 49000, (1, 2048), generator=torch.Generator().manual_seed(0))
-        contenders: dict[tuple[str, str], Callable[[], object]] = {}
-        found: dict[Any, float] = {}
-        for what in ("fp16", setting):
-            for arithmetic, model in built.items():
-
-                def nll(what: str = what, model: Any = model, kernels: Any = "auto", key: Any = None) -> None:
-                    method, options = setting_of(what)
-                    cache = load_method(method, **options).new_cache(model)
-                    cache.options = Options(kernels=kernels)
-                    with torch.inference_mode():
-                        found[key] = float(decode_nll(model, cache, ids, 1))
-
-                contenders[what, arithmetic] = lambda nll=nll, key=(what, arithmetic): nll(key=key)
-        nll(kernels="reference", key="reference")
-        times = least(contenders, 2, threads)
-        wanted, mine = found["reference"], found[setting, "float32"]
-        yield ratios(name, threads, times, setting, abs(mine / wanted - 1) < 1e-5, f"nll {mine:.4f}, {wanted:.4f}")
+    method, options = setting_of(setting)
+    cache = load_method(method, **options).new_cache(model)
+    cache.options = Options(kernels=kernels)
+    ids = torch.randint(3, 49000, (1, 2048), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        return float(decode_nll(model, cache, ids, 1))

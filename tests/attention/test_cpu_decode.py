@@ -185,9 +185,7 @@ def test_neither_threads_nor_other_rows_change_a_bit(instructions, monkeypatch):
 def test_what_the_lists_do_not_name_is_refused():
     work = made("int4 G32", [300], (9, 9))
     assert decode.refuses(queries(work, 1, dtype=torch.float64), work) == "queries in float64"
-    assert decode.refuses(queries(work, 1, group=100, count=3), work) == (
-        "300 query rows of a KV head, more than 256"
-    )
+    assert decode.refuses(queries(work, 1, group=100, count=3), work) == ("300 query rows of a KV head, more than 256")
     narrow = made("groups of 16", [300], (9, 9), channels=16)
     assert decode.refuses(queries(narrow, 1), narrow) == "heads of 16 channels"
     fp8 = Format("float", 8, "token", 64, 0, "fp32")

@@ -174,5 +174,5 @@ def test_the_module_of_a_kernel_is_imported_by_name_or_what_is_missing_is_said(m
     made, query = work(1, 1, 1, True, torch.float16)
     with pytest.raises(NotServed, match=f"^cuda: it does not return attention weights; triton: {said}$"):
         fused.pick(SimpleNamespace(device=SimpleNamespace(type="cuda")), made, "auto")
-    with pytest.raises(NotServed, match="^cpu: it does not return attention weights$"):
+    with pytest.raises(NotServed, match=r"^cpu: it does not return attention weights$"):
         fused.pick(query, made, "auto")

@@ -7,7 +7,7 @@ from tests.attention import interpreter
 
 interpreter.require()
 
-from kvbench.attention.cpu import build
+from kvbench.attention.cpu import build  # noqa: E402
 from kvbench.cache.options import Options  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402
 

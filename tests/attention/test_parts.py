@@ -8,7 +8,6 @@ from kvbench.attention.rope.tables import NotServed
 from kvbench.attention.synthetic import read
 from kvbench.attention.work import Format
 from kvbench.cache.segments.packed import PackedSegment
-from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.engine.llamacpp import Q8_0, Signed
 from kvbench.quantizers.engine.nvfp4 import NVFP4
 from kvbench.quantizers.engine.vllm import Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead

@@ -1,9 +1,9 @@
 """Compilation of the CPU kernel by the machine's compiler, once per machine and instruction set.
 
 The same source is compiled for one of several instruction sets (:data:`SETS`): the best that torch may use, so that
-``ATEN_CPU_CAPABILITY`` limits this kernel too. It has a plain C interface and no dependencies, so a compiler takes a few
-seconds; the library is kept in the user's cache folder (:mod:`kvbench.util.compiled`). Without a compiler or a folder
-that can be written, :func:`missing` says why, and attention runs in plain torch.
+``ATEN_CPU_CAPABILITY`` limits this kernel too. It has a plain C interface and no dependencies, so a compiler takes a
+few seconds; the library is kept in the user's cache folder (:mod:`kvbench.util.compiled`). Without a compiler or a
+folder that can be written, :func:`missing` says why, and attention runs in plain torch.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def library(chosen: str | None = None) -> Library | str:
 
 @cache
 def _library(chosen: str) -> Library | str:
-    compiler = shutil.which(os.environ.get("CXX") or "") or next(filter(None, map(shutil.which, ("g++", "clang++"))), None)
+    compiler = shutil.which(os.environ.get("CXX") or "") or next(
+        filter(None, map(shutil.which, ("g++", "clang++"))), None
+    )
     if compiler is None:
         return "there is no C++ compiler"
     try:

@@ -16,6 +16,7 @@ from kvbench.attention.cpu import build
 from kvbench.attention.cpu.build import name as name
 from kvbench.attention.phases import Part, Work
 from kvbench.attention.reads import CPU_KEYS, CPU_VALUES, misfit
+from kvbench.cache.segments.layout import TILE
 
 #: channels of a head that the kernel takes
 HEAD_DIMS = range(32, 257, 16)
@@ -113,7 +114,7 @@ def attend(query: Tensor, work: Work, scaling: float, instructions: str | None =
     out = torch.empty(batch, count, heads_q, work.value_dim, dtype=query.dtype)
     sinks = work.logits.sinks
     sinks = None if sinks is None else sinks.float().contiguous()
-    phases = (PhaseStruct * len(work.phases))(*((_part(key, "key"), _part(value, "value")) for key, value in work.phases))
+    phases = (PhaseStruct * len(work.phases))(*(PhaseStruct(*map(_part, pair)) for pair in work.phases))
     library = build.library(instructions)
     if isinstance(library, str):
         raise RuntimeError(library)
@@ -141,18 +142,15 @@ def attend(query: Tensor, work: Work, scaling: float, instructions: str | None =
     return out
 
 
-def _part(part: Part, side: str) -> PartStruct:
-    """Return the struct of one segment of keys or of values (`side`: ``key`` or ``value``)."""
+def _part(part: Part) -> PartStruct:
+    """Return the struct of one segment of keys or of values."""
     form = part.format
     if part.buffer is not None:
         return PartStruct(
             buffer=part.buffer.data_ptr(), type=TYPES[part.buffer.dtype], capacity=part.buffer.shape[2], bits=16
         )
-    words = [plane.data_ptr() for plane in part.words]
-    if form.kind == "affine" and form.bits == 4:
-        words = words[:1]
     struct = PartStruct(
-        (c_void_p * 2)(*words),
+        (c_void_p * 2)(*(plane.data_ptr() for plane in part.words)),
         (c_void_p * 3)(*(param.data_ptr() for param in part.params)),
         None,
         (c_int64 * 3)(*(param.stride(1) for param in part.params)),
@@ -163,11 +161,10 @@ def _part(part: Part, side: str) -> PartStruct:
         form.group,
         form.window,
         -(-form.window // form.group),
-        0,
+        0,  # there are no exact elements
         TYPES[part.params[0].dtype],
         part.words[0].shape[2],
     )
     if form.kind == "cross":
-        tokens = part.words[0].shape[2] * 128
-        struct.cross_tile = tokens // part.params[2].shape[2]
+        struct.cross_tile = part.words[0].shape[2] * TILE // part.params[2].shape[2]
     return struct
