@@ -1,7 +1,7 @@
-"""The choice of the kernel that serves a decode step: CUDA, Triton, or the reference path.
+"""The choice of the kernel that serves a decode step: CUDA, Triton, the CPU kernel, or the reference path.
 
-Kernels serve one case only: causal attention to all cached tokens, or to the newest ones of a sliding window, on a
-GPU. All other steps (several new tokens with a sliding window that hides some, formats that no kernel reads, ...) go to
+Kernels serve one case only: causal attention to all cached tokens, or to the newest ones of a sliding window. All other
+steps (several new tokens with a sliding window that hides some, formats that no kernel reads, ...) go to
 :mod:`kvbench.attention.reference`, and the layer records the reason in its ``paths``, which results show.
 """
 
@@ -28,8 +28,8 @@ def attend_fused(
     ``layer.paths``.
     """
     wanted = layer.progress.options.kernels
-    if wanted == "reference" or (query.device.type != "cuda" and wanted != "triton"):
-        return None  # Triton is asked on a CPU too, where its interpreter may be on
+    if wanted == "reference" or query.device.type not in ("cpu", "cuda"):
+        return None
     packed = any(segment.packed for store in layer.stores() for segment in store.segments)
     observed = layer.method.observe_steps
     if wanted == "auto" and not packed and logits.plain and not observed:
@@ -61,24 +61,26 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
     """Return the first of the wanted kernels that supports a step's shapes and formats.
 
     Args:
-        wanted: ``cuda`` or ``triton`` for only this kernel; ``auto`` for CUDA if possible, else Triton. Only
-            CUDA reads codes of a codebook.
+        wanted: ``cuda``, ``triton`` or ``cpu`` for only this kernel; ``auto`` for CUDA if possible, else Triton, and
+            on a CPU for its kernel. Only CUDA reads codes of a codebook.
 
     Raises:
         NotServed: no kernel can serve the step; the message gives the reason of each.
     """
     reasons = []
-    names: tuple[str, ...] = ("cuda", "triton") if wanted == "auto" else (wanted,)
+    usual: tuple[str, ...] = ("cpu",) if query.device.type == "cpu" else ("cuda", "triton")
+    names = usual if wanted == "auto" else (wanted,)
     if any(form.kind == "codebook" for pair in described.signature() for form in pair):
         if wanted == "triton":
             raise NotServed("triton: only the CUDA kernel reads codes of a codebook")
-        names = ("codebook",)
+        names = ("codebook",) if "cuda" in names else names
     for name in names:
         module = load_kernel(name) if described.received is None else observing(name)
         reason = module if isinstance(module, str) else module.refuses(query, described)
         if reason is None:
             assert isinstance(module, ModuleType)
-            return name, module
+            named = getattr(module, "name", None)  # with the instruction set, on a CPU
+            return named() if named else name, module
         reasons.append(f"{name}: {reason}")
     raise NotServed("; ".join(reasons))
 
@@ -87,9 +89,13 @@ def load_kernel(name: str) -> ModuleType | str:
     """Import a kernel's module; if it cannot be imported, return the reason as a string.
 
     Args:
-        name: ``cuda``, ``triton``, or ``codebook``: the CUDA kernel for codes of a codebook.
+        name: ``cuda``, ``triton``, ``cpu``, or ``codebook``: the CUDA kernel for codes of a codebook.
     """
     try:
+        if name == "cpu":
+            from kvbench.attention.cpu import decode as cpu_decode
+
+            return cpu_decode
         if name == "cuda":
             from kvbench.attention.cuda import decode as cuda_decode
 
@@ -107,9 +113,16 @@ def load_kernel(name: str) -> ModuleType | str:
         return str(error)
 
 
+def prepare() -> None:
+    """Compile the CPU kernel, unless it has been compiled before, so that no step waits for it."""
+    cpu = load_kernel("cpu")
+    if isinstance(cpu, ModuleType):
+        cpu.build.library()
+
+
 def observing(name: str) -> ModuleType | str:
     """Import the module of a kernel that also returns what attention tokens receive; as :func:`load_kernel` does."""
-    if name == "cuda":
+    if name in ("cuda", "cpu"):
         return "it does not return attention weights"
     decode = load_kernel(name)
     if isinstance(decode, str):

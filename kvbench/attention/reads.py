@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvbench.attention.rope.tables import NotServed
 from kvbench.attention.work import Codebook, Format, Part, Work
-from kvbench.cache.kernels.reads import HALVES, HEAD, Reads, Rows, format_refusal
+from kvbench.cache.kernels.reads import COPIED, HALVES, HEAD, Reads, Rows, format_refusal
 from kvbench.cache.segments.base import FullSegment, Segment
 from kvbench.cache.segments.codebook import NuqSegment
 from kvbench.cache.segments.layout import TILE
@@ -88,6 +88,35 @@ TRITON_VALUES = Rows(
     )
 )
 
+_ANY_BITS = (2, 3, 4, 5, 6, 8)
+_AFFINE = ("fp16", "fp32")
+#: formats of keys that the CPU kernel reads
+CPU_KEYS = Rows(
+    (
+        Reads("full", (16,)),
+        Reads("affine", _ANY_BITS, _BOTH, _AFFINE),
+        Reads("affine", _ANY_BITS, {"channel": range(16, 256)}, _AFFINE, windows=_WINDOWS),
+        Reads("atom", _ANY_BITS, _BOTH, _AFFINE),
+        Reads("hierarchical", (8,), _BOTH, _AFFINE),
+        Reads("cross", (2, 3, 4, 8), {"channel": (64, 128)}, _AFFINE),
+        Reads("offset", (8,), _ONE, ("fp32",)),
+        Reads("offset", (4, 8), {"token": (32,)}),
+        Reads("folded", (4,), _ONE, ("fp32",)),
+    )
+)
+#: formats of values that the CPU kernel reads: of the same kinds those per token
+CPU_VALUES = Rows(
+    (
+        EXACT,
+        *(
+            Reads(row.kind, row.bits, {"token": row.groups["token"]}, row.scales)
+            for row in CPU_KEYS
+            if "token" in row.groups
+        ),
+        Reads("cross", (2, 3, 4, 8), _ONE, _AFFINE),
+    )
+)
+
 #: formats that the kernels for codebooks read (KVQuant): of keys, and of values
 LOOKED_UP_KEYS = Rows((EXACT, Reads("codebook", (2, 3, 4), {"channel": (HEAD,)})))
 LOOKED_UP_VALUES = Rows((EXACT, Reads("codebook", (2, 3, 4), {"token": (HEAD,)})))
@@ -96,7 +125,12 @@ LOOKED_UP_VALUES = Rows((EXACT, Reads("codebook", (2, 3, 4), {"token": (HEAD,)})
 OBSERVED = Rows((EXACT,))
 
 #: formats that at least one kernel reads, of keys or of values
-ANY = Rows((*CUDA_KEYS, *CUDA_VALUES, *TRITON_KEYS, *TRITON_VALUES, *LOOKED_UP_KEYS, *LOOKED_UP_VALUES))
+ANY = Rows(
+    (
+        *(*CUDA_KEYS, *CUDA_VALUES, *TRITON_KEYS, *TRITON_VALUES),
+        *(*LOOKED_UP_KEYS, *LOOKED_UP_VALUES, *CPU_KEYS, *CPU_VALUES),
+    )
+)
 
 #: largest number of (sequence, KV head) pairs: CUDA's limit on the later dimensions of a grid
 LINES = 65535
@@ -107,15 +141,17 @@ def unread(rows: Rows, form: Format, channels: int) -> str | None:
     return format_refusal(rows, form.kind, form.bits, form.axis, form.group, channels, form.scale, form.window)
 
 
-def misfit(query: Tensor, work: Work, heads: Container[int], keys: Rows, values: Rows) -> str | None:
+def misfit(
+    query: Tensor, work: Work, heads: Container[int], keys: Rows, values: Rows, *, widening: bool = False
+) -> str | None:
     """Return why a kernel cannot serve a step, as far as its lists say, or None if they have all that the step needs.
-
-    Queries and what is stored in full precision must be of the same 16-bit dtype.
 
     Args:
         heads: channels of a head that the kernel takes.
+        widening: True if the kernel computes in fp32 whatever it reads, so that queries and what is stored in full
+            precision may each have 16 or 32 bits. False if both must be of the same 16-bit dtype.
     """
-    if query.dtype not in HALVES:
+    if query.dtype not in (COPIED if widening else HALVES):
         return f"queries in {_name(query.dtype)}"
     for channels in (work.key_dim, work.value_dim):
         if channels not in heads:
@@ -131,7 +167,7 @@ def misfit(query: Tensor, work: Work, heads: Container[int], keys: Rows, values:
                 reason = unread(rows, part.format, channels)
                 if reason:
                     return f"{side} in {reason}"
-            elif part.buffer.dtype != query.dtype:
+            elif part.buffer.dtype != query.dtype and not widening:
                 return f"queries in {_name(query.dtype)}, but {side} in {_name(part.buffer.dtype)}"
     return None
 
@@ -162,7 +198,7 @@ def describe_part(segment: Segment, channels: int, upper: bool = False) -> Part:
         NotServed: no kernel reads the segment's format; only the reference path does.
     """
     if isinstance(segment, FullSegment):
-        if segment.dtype not in HALVES:
+        if segment.dtype not in COPIED:
             raise NotServed(f"no kernel reads keys and values in {str(segment.dtype).removeprefix('torch.')}")
         return Part(Format("full", 16), buffer=segment.buffer)
     if isinstance(segment, NuqSegment):

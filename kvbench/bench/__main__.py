@@ -1,6 +1,6 @@
 """Command line of ``python -m kvbench.bench``. To add a command, add an entry to :data:`COMMANDS`.
 
-``latency``, ``goodput`` and ``predict`` need no GPU.
+``latency``, ``goodput``, ``cpu`` and ``predict`` need no GPU.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ COMMANDS = {
     "goodput": Command(
         "simulate requests over recorded step times: how many keep limits on TTFT and TPOT; needs no GPU",
         "recorded:add_goodput_options", "recorded:simulate_goodput", measures=False,
+    ),
+    "cpu": Command(
+        "time packed caches against fp16's on this CPU; needs no GPU",
+        "cpu:add_cpu_options", "cpu:measure_cpu", measures=False,
     ),
 }  # fmt: skip
 

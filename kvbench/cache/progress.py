@@ -25,7 +25,7 @@ from kvbench.cache.prompts import Prompts
 from kvbench.cache.watch import Watches
 from kvbench.errors import CacheError
 
-Kernels = Literal["auto", "cuda", "triton", "reference"]
+Kernels = Literal["auto", "cuda", "triton", "cpu", "reference"]
 Backend = Literal["auto", "stock"]
 
 
@@ -36,8 +36,8 @@ class Options:
     Args:
         kernels: kernel that computes attention in decode steps. ``auto``: the fastest that can serve the step, or
             torch's SDPA in a layer without packed tokens; a step that is recorded as a CUDA graph uses a kernel there,
-            too. ``cuda`` or ``triton``: this kernel in all layers, or attention in plain torch where it cannot serve
-            the step. ``reference``: always attention in plain torch.
+            too. ``cuda``, ``triton`` or ``cpu``: this kernel in all layers, or attention in plain torch where it cannot
+            serve the step. ``reference``: always attention in plain torch.
         prefill: back end of torch's SDPA for the prompt. ``auto``: the fastest. ``stock``: the one that torch chooses.
         mlp_chunk: number of prompt tokens that feed-forward layers and RoPE process at a time, to save memory
             (:mod:`kvbench.decoding.passes`). ``auto``: 8192 for prompts of more than 16384 tokens, else all at once.

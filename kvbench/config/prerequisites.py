@@ -116,6 +116,13 @@ def _check_device(checked: RunConfig) -> None:
     if runtime.device_map and not checked.model.random:
         hint = "pip install 'kvbench[multigpu]'"
         check_packages([Package("accelerate", "runtime.device_map", runtime.device_map, hint)])
+    if runtime.kernels == "cpu" and (runtime.device not in ("auto", "cpu") or (runtime.device == "auto" and has_gpu())):
+        raise ConfigError(
+            "runtime.kernels",
+            runtime.kernels,
+            "needs a CPU, but this run would use a GPU",
+            hint="runtime.kernels=auto, or runtime.device=cpu",
+        )
     if runtime.kernels in ("cuda", "triton"):
         if runtime.device in ("cpu", "mps") or not has_gpu():
             raise ConfigError(

@@ -90,8 +90,8 @@ class RuntimeConfig:
             what is in full precision), ``float32``, or ``auto``: float32 on CPUs that are slower in 16 bits, which is
             tried out once. A run with stored samples keeps theirs, and a run compared with fp16 takes that of fp16's
             samples. What the cache stores and its bytes do not depend on it; each row records it.
-        kernels: implementation of decode attention on a GPU: ``auto`` (the fastest that supports the case), ``cuda``,
-            ``triton`` or ``reference`` (plain torch).
+        kernels: implementation of decode attention: ``auto`` (the fastest that supports the case), ``cuda`` or
+            ``triton`` on a GPU, ``cpu``, or ``reference`` (plain torch).
         graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (if a step can be captured and the answer is
             long enough to repay the capture), ``always`` (whenever a step can be captured) or ``never``. Each row
             records whether graphs were used.
@@ -117,7 +117,7 @@ class RuntimeConfig:
     rerun: bool | Literal["times", "all"] = False
     mix_code: bool = False
     arithmetic: Literal["auto", "storage", "float32"] = "auto"
-    kernels: Literal["auto", "cuda", "triton", "reference"] = "auto"
+    kernels: Literal["auto", "cuda", "triton", "cpu", "reference"] = "auto"
     graphs: Literal["auto", "always", "never"] = "auto"
     compile: bool = False
     shared_prefill: bool = False

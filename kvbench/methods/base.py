@@ -320,6 +320,7 @@ class Method(Policy["KVLayer"]):
                 number of channels per head.
             ModelError: kvbench does not support the model, or the method speculates and the model is a hybrid.
         """
+        from kvbench.attention import fused
         from kvbench.attention.register import attach
         from kvbench.attention.served import check_served, check_speculation
         from kvbench.cache import KVCache
@@ -336,6 +337,8 @@ class Method(Policy["KVLayer"]):
         except ConfigError as error:
             raise for_python(error, self.quantizer) from error
         attach(model)
+        if model.device.type == "cpu":
+            fused.prepare()
         check_speculation(self.speculation, kinds, type(model).__name__)
         cache = KVCache(self, len(kinds), prompts, max_length, kinds=kinds)
         cache.progress.storage = placement(model).storage

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
-import os
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvbench.util import atomic
+from kvbench.util import compiled as kernels
 
 #: options of nvrtc in addition to the architecture
 OPTIONS = ("--std=c++17", "-default-device")
@@ -120,10 +118,11 @@ def compiled(source: str, architecture: str, name: str = "kernel") -> bytes:
 
     options = [f"--gpu-architecture={architecture}", *OPTIONS]
     words = "\n".join([repr(nvrtc.nvrtcVersion()), *options, source])
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = base / "kvbench" / "kernels" / f"{hashlib.sha256(words.encode()).hexdigest()[:32]}.cubin"
-    if path.is_file():
-        return path.read_bytes()
+    path = None
+    with contextlib.suppress(OSError):  # without a folder of one's own, each process compiles again, for a second
+        path = kernels.folder() / f"{kernels.key(words)}.cubin"
+        if path.is_file():
+            return path.read_bytes()
     program = ask(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))
     if nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0].value:
         log = bytearray(ask(nvrtc.nvrtcGetProgramLogSize(program)))
@@ -131,9 +130,9 @@ def compiled(source: str, architecture: str, name: str = "kernel") -> bytes:
         raise RuntimeError(f"nvrtc could not compile the {name} kernel: {log.decode(errors='replace')}")
     binary = bytearray(ask(nvrtc.nvrtcGetCUBINSize(program)))
     ask(nvrtc.nvrtcGetCUBIN(program, binary))
-    with contextlib.suppress(OSError):  # without a writable cache, the next process compiles again, for a second
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.replace_file(path, bytes(binary))
+    if path is not None:
+        with contextlib.suppress(OSError):
+            atomic.replace_file(path, bytes(binary))
     return bytes(binary)
 
 

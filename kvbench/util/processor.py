@@ -8,16 +8,27 @@ from functools import cache
 from pathlib import Path
 
 
-@cache
-def cpu_name() -> str:
-    """Return the processor's model name."""
+def _about(field: str) -> str:
+    """Return a field of the first processor in ``/proc/cpuinfo``; empty if it is not known."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
+            if line.startswith(field):
                 return line.split(":", 1)[1].strip()
     except OSError:
         pass
-    return platform.processor() or platform.machine()
+    return ""
+
+
+@cache
+def cpu_name() -> str:
+    """Return the processor's model name."""
+    return _about("model name") or platform.processor() or platform.machine()
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Return the names of the processor's instruction sets, as Linux calls them; empty elsewhere."""
+    return frozenset(_about("flags").split())
 
 
 def free_memory() -> float | None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kvbench.attention import fused, reference
+from kvbench.attention.cpu import build
 from kvbench.attention.logits import Logits
 from kvbench.attention.phases import Format, NotServed, Part, Work, describe_part, pairs_of_row, window_of
 from kvbench.attention.synthetic import groups_of
@@ -22,6 +23,9 @@ gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+#: the device of a query, as far as the choice of a kernel asks for it
+GPU = SimpleNamespace(type="cuda", index=0)
 
 SERVED = {
     "kivi int2": ("kivi", {"quantizer": "int2"}),
@@ -50,14 +54,20 @@ def test_phases_of_a_row_follow_both_stores():
     assert pairs_of_row([0, 5], [3, 2]) == {(1, 0): (0, 0, 3), (1, 1): (3, 0, 2)}
 
 
-def test_no_kernel_is_asked_on_a_cpu():
+@pytest.mark.parametrize("reason", [None, "there is no C++ compiler"])
+def test_the_kernel_of_cpus_serves_where_it_is_there_and_else_the_row_says_why_not(reason, monkeypatch):
+    if reason is not None:
+        monkeypatch.setattr(build, "library", lambda: reason)
+    elif build.missing():
+        pytest.skip(build.missing())
     method = load_method("kivi", quantizer="int4")
     model = zoo.model("llama")
     ids = torch.arange(200)[None] % 90 + 3
     cache = method.new_cache(model)
     model(ids, past_key_values=cache)
     model(ids[:, :1], past_key_values=cache)
-    assert cache.path == "reference"
+    assert cache.path == (build.name() if reason is None else f"reference+reference (cpu: {reason})")
+    assert cache.reads_packed
     method.detach(model)
 
 
@@ -148,14 +158,17 @@ def test_exact_stores_are_left_to_sdpa_where_sdpa_serves_them(logits, wanted, mo
     kernel = SimpleNamespace(attend=lambda query, work, scaling: seen.append(work.logits))
     monkeypatch.setattr(fused, "pick", lambda query, described, wanted: ("triton", kernel))
     monkeypatch.setattr(torch.cuda, "device_of", lambda query: nullcontext())
-    query = SimpleNamespace(device=SimpleNamespace(type="cuda"), shape=(1, 4, 1, 32))
+    query = SimpleNamespace(device=GPU, shape=(1, 4, 1, 32))
     layer.progress.options = Options(kernels=wanted)
     fused.attend_fused(layer, query, None, 0.2, logits)
     assert seen == ([] if wanted == "reference" or (wanted == "auto" and logits.plain) else [logits])
 
 
 def test_the_reason_is_said_when_no_kernel_is_left():
+    query = SimpleNamespace(device=GPU, dtype=torch.float32, shape=(1, 1, 1, 8), is_cuda=False)
     with pytest.raises(NotServed, match=r"cuda: .*; triton: "):
+        fused.pick(query, _nothing(), "auto")
+    with pytest.raises(NotServed, match=r"^cpu: heads of 8 channels"):
         fused.pick(torch.zeros(1, 1, 1, 8), _nothing(), "auto")
 
 
@@ -200,8 +213,8 @@ def test_a_mask_that_hides_more_is_a_reason():
 
 
 def test_kernels_are_tried_in_their_order_and_only_those_that_are_wanted(monkeypatch):
-    modules = {name: ModuleType(name) for name in ("cuda", "triton")}
-    refusals, asked = {}, []
+    modules = {name: ModuleType(name) for name in ("cuda", "triton", "cpu")}
+    refusals, asked, query = {}, [], SimpleNamespace(device=GPU)
     for name, module in modules.items():
         module.refuses = lambda query, work, name=name: refusals[name]
     monkeypatch.setattr(fused, "load_kernel", lambda name: asked.append(name) or modules[name])
@@ -217,10 +230,13 @@ def test_kernels_are_tried_in_their_order_and_only_those_that_are_wanted(monkeyp
         refusals.update(reasons)
         if ":" in served:
             with pytest.raises(NotServed, match=f"^{served}$"):
-                fused.pick(torch.zeros(1, 1, 1, 8), _nothing(), wanted)
+                fused.pick(query, _nothing(), wanted)
         else:
-            assert fused.pick(torch.zeros(1, 1, 1, 8), _nothing(), wanted) == (served, modules[served])
+            assert fused.pick(query, _nothing(), wanted) == (served, modules[served])
         assert asked == tried
+    asked.clear()
+    refusals["cpu"] = None
+    assert fused.pick(torch.zeros(1), _nothing(), "auto")[0] == "cpu" and asked == ["cpu"]
 
 
 @pytest.mark.parametrize("name", ["cuda", "triton"])
@@ -249,7 +265,7 @@ def test_a_row_names_the_kernel_and_whether_it_read_codes(monkeypatch):
     zoo.feed(layer, *zoo.random_kv(6))
     layer.progress.options = Options(kernels="triton")
     assert fused.attend_fused(layer, torch.zeros(1, 4, 1, 32), None, 0.2) is None
-    assert layer.paths == {"reference (no kernel reads keys and values in float32)"}
+    assert layer.paths == {"reference (triton: queries in float32)"}
     layer.progress.options = Options(kernels="reference")
     layer.paths.clear()
     assert fused.attend_fused(layer, torch.zeros(1, 4, 1, 32), None, 0.2) is None and not layer.paths

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 from kvbench.attention import observe, prefill, reference, register
 from kvbench.attention.logits import PLAIN, Logits, hands_over, logits_of
 from kvbench.cache import Prompts
+from kvbench.cache.progress import Options
 from kvbench.decoding import generate, graphs
 from kvbench.decoding.passes import prefill as prefilled
 from kvbench.decoding.perplexity import forward_nll, simulated_nll
@@ -152,6 +153,7 @@ def test_every_step_is_stocks_attention_over_what_is_stored(model, name, monkeyp
     ids, mask = zoo.padded_batch(LENGTHS)
     told = Prompts.from_batch(ids[:, :100], mask[:, :100], decode=lambda ids: " ".join(map(str, ids)))
     cache = method.new_cache(model, told)
+    cache.options = Options(kernels="reference")
     fed(model, cache, ids, mask, [100, *[1] * 8, 3, *[1] * 9])
     assert checked.count(1) >= 18
     assert cache.reads_packed == any(segment.packed for layer in cache.layers for segment in layer.segments())

@@ -159,14 +159,12 @@ def test_observed_attention_is_refused_for_what_the_kernels_do_not_do(monkeypatc
 
 def test_the_module_of_a_kernel_is_imported_by_name_or_what_is_missing_is_said(monkeypatch):
     from kvbench.attention.codebook import decode as looked_up
+    from kvbench.attention.cpu import decode as cpu_decode
     from kvbench.attention.cuda import decode as cuda_decode
     from kvbench.attention.triton import decode as triton_decode
 
-    assert [fused.load_kernel(name) for name in ("cuda", "triton", "codebook")] == [
-        cuda_decode,
-        triton_decode,
-        looked_up,
-    ]
+    modules = {"cuda": cuda_decode, "triton": triton_decode, "codebook": looked_up, "cpu": cpu_decode}
+    assert {name: fused.load_kernel(name) for name in modules} == modules
     import kvbench.attention.triton as package
 
     monkeypatch.delattr(package, "decode")
@@ -175,4 +173,6 @@ def test_the_module_of_a_kernel_is_imported_by_name_or_what_is_missing_is_said(m
     assert fused.load_kernel("triton") == said == fused.observing("triton")
     made, query = work(1, 1, 1, True, torch.float16)
     with pytest.raises(NotServed, match=f"^cuda: it does not return attention weights; triton: {said}$"):
+        fused.pick(SimpleNamespace(device=SimpleNamespace(type="cuda")), made, "auto")
+    with pytest.raises(NotServed, match=r"^cpu: it does not return attention weights$"):
         fused.pick(query, made, "auto")

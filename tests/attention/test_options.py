@@ -7,6 +7,7 @@ from tests.attention import interpreter
 
 interpreter.require()
 
+from kvbench.attention.cpu import build  # noqa: E402
 from kvbench.cache.progress import Options  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402
 
@@ -39,11 +40,11 @@ def test_interleaved_caches_keep_their_kernels():
         for name, cache in caches.items():
             logits[name] = llama(ids[:, step : step + 1], past_key_values=cache).logits
     assert {name: cache.path for name, cache in caches.items()} == {
-        "auto": "reference",  # of tensors on a CPU
+        "auto": f"reference (cpu: {build.missing()})" if build.missing() else build.name(),
         "reference": "reference",
         "triton": "triton",
     }
-    assert torch.equal(logits["auto"], logits["reference"])
+    torch.testing.assert_close(logits["auto"], logits["reference"], atol=2e-3, rtol=2e-2)
     assert not torch.equal(logits["triton"], logits["reference"])
     torch.testing.assert_close(logits["triton"], logits["reference"], atol=2e-3, rtol=2e-2)
     twin = caches["triton"].clone()

@@ -29,7 +29,7 @@ def segment(quantizer, side="key", channels=128, tokens=0):
 @pytest.mark.parametrize(
     ("quantizer", "reason"),
     [
-        (AtomQuantizer(8, 128, "token"), "8-bit codes"),
+        (AtomQuantizer(8, 8, "token"), "groups of 8"),
         (AffineQuantizer(4, 8, "token"), "groups of 8"),
         (AffineQuantizer(4, 256, "channel"), "groups of 256"),
     ],
@@ -60,10 +60,10 @@ def test_formats_that_kernels_read(quantizer, form):
     assert upper.format == (Format("affine", 4, "channel", 64) if form.kind == "hierarchical" else form)
 
 
-@pytest.mark.parametrize(("dtype", "said"), [(torch.float32, "keys and values in float32"), (torch.float64, "float64")])
-def test_exact_tokens_in_half_precision_alone(dtype, said):
-    with pytest.raises(NotServed, match=said):
-        describe_part(FullSegment(1, 1, 64, dtype, "cpu", capacity=4), 64)
+def test_exact_tokens_have_16_or_32_bits():
+    with pytest.raises(NotServed, match="no kernel reads keys and values in float64"):
+        describe_part(FullSegment(1, 1, 64, torch.float64, "cpu", capacity=4), 64)
+    assert describe_part(FullSegment(1, 1, 64, torch.float32, "cpu", capacity=4), 64).format == Format("full", 16)
 
 
 def stub(keys, values):
@@ -177,12 +177,11 @@ def test_a_layer_is_described_with_its_own_sizes_and_its_table_shared_with_layer
         work(made[0])
 
 
-def test_scales_in_fp32_are_read_by_no_kernel():
+def test_scales_in_fp32_are_told_from_those_in_fp16():
     made = PackedSegment(
         1, 1, 64, torch.float32, "cpu", quantizer=AffineQuantizer(4, 32, "token"), side="value", capacity=8
     )
-    with pytest.raises(NotServed, match="scales in fp32"):
-        describe_part(made, 64)
+    assert describe_part(made, 64).format == Format("affine", 4, "token", 32, scale="fp32")
     with pytest.raises(NotServed, match="the tokens of a SimpleNamespace"):
         describe_part(SimpleNamespace(), 64)
 

@@ -89,7 +89,9 @@ def test_codes_of_a_codebook_are_not_asked_of_triton():
     with pytest.raises(NotServed, match="triton: only the CUDA kernel reads codes of a codebook"):
         fused.pick(query(), work(*BOOK), "triton")
     with pytest.raises(NotServed, match=r"^codebook: keys in 5-bit codes"):
-        fused.pick(query(), work(replace(BOOK[0], bits=5), BOOK[1]), "auto")
+        fused.pick(query(), work(replace(BOOK[0], bits=5), BOOK[1]), "cuda")
+    with pytest.raises(NotServed, match=r"^cpu: keys in codes of the kind codebook"):
+        fused.pick(query(), work(*BOOK), "auto")
 
 
 def stored(method, keys, values):
@@ -113,17 +115,17 @@ def affine(bits=4, tokens=32, channels=32):
 @pytest.mark.parametrize(
     ("method", "options", "channels", "dtype", "reason"),
     [
-        ("kivi", {"quantizer": "int5"}, 64, HALF, "no kernel reads 5-bit codes"),
-        ("kivi", {"quantizer": "int6"}, 64, torch.bfloat16, "no kernel reads 6-bit codes"),
-        ("logquant", {"quantizer": affine(5, 64), "window": 42}, 64, HALF, "no kernel reads 5-bit codes"),
+        ("kivi", {"quantizer": "int5"}, 64, HALF, "5-bit codes"),
+        ("kivi", {"quantizer": "int6"}, 64, torch.bfloat16, "6-bit codes"),
+        ("logquant", {"quantizer": affine(5, 64), "window": 42}, 64, HALF, "5-bit codes"),
         ("atom", {"quantizer": quantizer(*[{"bits": 6, "group_size": "head_dim", "axis": "token"}] * 2)}, 64, HALF,
-         "no kernel reads 6-bit codes"),
+         "6-bit codes"),
         ("kivi", {"quantizer": affine(7)}, 64, HALF, "no kernel reads 7-bit codes"),
         ("kivi", {"quantizer": affine(tokens=48), "residual": 96}, 64, HALF, "no kernel reads groups of 48 tokens"),
         ("kivi", {"quantizer": affine(channels=8)}, 64, HALF, "no kernel reads groups of 8 channels"),
         ("kivi", {"quantizer": affine(channels=40)}, 40, HALF, "heads of 40 channels"),
-        ("kivi", {"quantizer": "int4"}, 64, torch.float32, "no kernel reads codes with scales in fp32"),
-        ("kivi", {"quantizer": "int4"}, 64, torch.float64, "no kernel reads codes with scales in fp32"),
+        ("kivi", {"quantizer": "int4"}, 64, torch.float32, "queries in float32"),
+        ("kivi", {"quantizer": "int4"}, 64, torch.float64, "no kernel reads keys and values in float64"),
         ("engine", {"format": "int8fork"}, 64, HALF, "no kernel reads the codes of a Ranged"),
     ],
 )  # fmt: skip
@@ -137,7 +139,7 @@ def test_what_is_refused_is_served_by_the_reference_path(method, options, channe
     assert fused.attend_fused(layer, q, None, 0.2) is None
     assert len(layer.paths) == 1 and reason in layer.paths.pop()
     with pytest.raises(NotServed, match=reason):
-        fused.pick(q, phases.work(layer), "cuda")
+        fused.pick(q, phases.work(layer), "triton")
     found = reference.attend_reference(None, layer, q, None, 0.2)
     held = [
         torch.cat([part.read(ALL, 0, part.length(ALL), torch.float32) for part in store.segments], 2)

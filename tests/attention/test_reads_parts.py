@@ -8,7 +8,6 @@ from kvbench.attention.rope.tables import NotServed
 from kvbench.attention.synthetic import read_tokens
 from kvbench.attention.work import Format
 from kvbench.cache.segments.packed import PackedSegment
-from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.engine.llamacpp import Q8_0, Signed
 from kvbench.quantizers.engine.vllm import NVFP4, Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead
 
@@ -47,5 +46,3 @@ def test_a_kernel_reads_what_the_quantizer_stored(quantizer, form, side):
 def test_codes_and_parameters_that_no_kernel_reads_are_refused():
     with pytest.raises(NotServed, match="Signed"):
         describe_part(segment(Signed(5), "key"), 64)
-    with pytest.raises(NotServed, match="scales in fp32"):
-        describe_part(segment(AffineQuantizer(4, 32, "token"), "key"), 64)

@@ -1,0 +1,171 @@
+"""Compilation of the CPU kernel by the machine's compiler, once per machine and instruction set.
+
+The same source is compiled for one of several instruction sets (:data:`SETS`): the best that torch may use, so that
+``ATEN_CPU_CAPABILITY`` limits this kernel too. It has a plain C interface and no dependencies, so a compiler takes a
+few seconds; the library is kept in the user's cache folder (:mod:`kvbench.util.compiled`). Without a compiler or a
+folder that can be written, :func:`missing` says why, and attention runs in plain torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from kvbench.util import atomic, compiled
+from kvbench.util.processor import cpu_flags, cpu_name
+
+#: instruction sets, and the compiler's flags for each. `neon` has not been tried on a machine that has it
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+SETS = {
+    "avx512_vnni": (*_AVX512, "-mavx512vnni"),
+    "avx512": _AVX512,
+    "avx2": _AVX2,
+    "neon": (),
+    "plain": (),
+}
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-ffp-contract=fast", "-fno-strict-aliasing", "-fno-math-errno")
+#: seconds after which a compiler is stopped, and for which another process's failure counts
+LIMIT_S, REMEMBERED_S = 120.0, 600.0
+HINT = "hint: install a C++ compiler, for example g++ (apt install g++), or name one in the variable CXX"
+
+
+@dataclass(frozen=True)
+class Library:
+    """The compiled kernel, loaded into this process.
+
+    Args:
+        decode: the C function ``kvbench_decode``; its argument is the address of a struct ``Args``.
+        parallel: address of ``GOMP_parallel`` of the OpenMP library that torch uses, so that both share threads; None
+            if it was not found, and the kernel runs in one thread.
+    """
+
+    decode: Callable[[object], None]
+    parallel: int | None
+
+
+def instructions() -> str:
+    """Return the best instruction set of :data:`SETS` that torch may use on this machine."""
+    if platform.machine() in ("aarch64", "arm64"):
+        return "neon"
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability.startswith("AVX512"):
+        return "avx512_vnni" if "avx512_vnni" in cpu_flags() else "avx512"
+    return "avx2" if capability == "AVX2" else "plain"
+
+
+def name() -> str:
+    """Return the name of the kernel in results, with its instruction set: ``cpu-avx2``."""
+    return f"cpu-{instructions()}"
+
+
+def missing() -> str | None:
+    """Return the reason why this machine cannot compile or load the kernel, or None if it can."""
+    found = library()
+    return found if isinstance(found, str) else None
+
+
+def library(chosen: str | None = None) -> Library | str:
+    """Return the kernel for an instruction set (None: :func:`instructions`), compiled if need be, or why there is none.
+
+    Other processes that need the same library wait for the one that compiles it.
+    """
+    return _library(chosen or instructions())
+
+
+@cache
+def _library(chosen: str) -> Library | str:
+    compiler = shutil.which(os.environ.get("CXX") or "") or next(
+        filter(None, map(shutil.which, ("g++", "clang++"))), None
+    )
+    if compiler is None:
+        return "there is no C++ compiler"
+    try:
+        path = _built(compiler, chosen)
+        return _loaded(path)
+    except (OSError, Timeout, RuntimeError) as error:
+        return " ".join(str(error).split())[:300]
+
+
+def _built(compiler: str, chosen: str) -> Path:
+    """Return the path of the library, compiled or found in the cache.
+
+    Raises:
+        OSError: the cache folder cannot be used.
+        RuntimeError: the compiler failed, or took too long.
+    """
+    flags = (*FLAGS, *SETS[chosen])
+    real = Path(compiler).resolve()
+    version = f"{real} {real.stat().st_size} {real.stat().st_mtime_ns}"
+    sources = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".hpp"))
+    words = [version, cpu_name(), platform.machine(), *flags, *(path.read_text(encoding="utf-8") for path in sources)]
+    path = compiled.folder() / f"{compiled.key(*words)}.so"
+    if not path.exists():
+        failure = path.with_suffix(".failed")
+        with FileLock(f"{path}.lock", timeout=LIMIT_S + 10):
+            if not path.exists():
+                if failure.exists() and time.time() - failure.stat().st_mtime < REMEMBERED_S:
+                    raise RuntimeError(failure.read_text(encoding="utf-8"))
+                try:
+                    _compile([compiler, *flags, str(Path(__file__).parent / "decode.cpp")], path)
+                except RuntimeError as error:
+                    atomic.replace_file(failure, str(error).encode())
+                    raise
+                failure.unlink(missing_ok=True)
+    compiled.check_owner(path)
+    return path
+
+
+def _compile(command: list[str], path: Path) -> None:
+    """Compile to `path`, which appears when the library is complete; raise RuntimeError if the compiler fails."""
+    with atomic.replacing(path) as partial:
+        quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        with subprocess.Popen([*command, "-o", str(partial)], **quiet, start_new_session=True) as process:
+            try:
+                log = process.communicate(timeout=LIMIT_S)[1].decode(errors="replace")
+            except BaseException as error:
+                with suppress(OSError):  # the compiler's own processes too
+                    os.killpg(process.pid, signal.SIGKILL)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise RuntimeError(f"{command[0]} took more than {LIMIT_S:.0f} s to compile the kernel") from None
+                raise
+        if process.returncode:
+            line = next((line for line in log.splitlines() if "error" in line), log.strip()[:200] or "no message")
+            raise RuntimeError(f"{command[0]} failed with status {process.returncode}: {line}")
+        if not partial.exists():
+            raise RuntimeError(f"{command[0]} made no library")
+
+
+def _loaded(path: Path) -> Library:
+    opened = ctypes.CDLL(str(path))
+    decode = opened.kvbench_decode
+    decode.argtypes, decode.restype = [ctypes.c_void_p], None
+    return Library(decode, _parallel())
+
+
+@cache
+def _parallel() -> int | None:
+    """Return the address of ``GOMP_parallel`` in the OpenMP library that torch has loaded, or None."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    for path in dict.fromkeys(re.findall(r"(/\S*(?:gomp|iomp5|libomp)\S*)", maps)):
+        with suppress(OSError, AttributeError):
+            return ctypes.cast(ctypes.CDLL(path).GOMP_parallel, ctypes.c_void_p).value
+    return None

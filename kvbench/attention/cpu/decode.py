@@ -1,0 +1,170 @@
+"""Decode attention by the CPU kernel: the code that runs on the host.
+
+The kernel (`decode.cpp`) is compiled at first use for an instruction set of the machine
+(:mod:`kvbench.attention.cpu.build`), and one call serves all phases of a :class:`kvbench.attention.phases.Work`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from kvbench.attention.cpu import build
+from kvbench.attention.cpu.build import name as name
+from kvbench.attention.phases import Part, Work
+from kvbench.attention.reads import CPU_KEYS, CPU_VALUES, misfit
+from kvbench.cache.segments.layout import TILE
+
+#: channels of a head that the kernel takes
+HEAD_DIMS = range(32, 257, 16)
+#: largest number of query rows of a KV head (query heads per KV head times new tokens)
+MOST_ROWS = 256
+#: dtypes, and kinds of formats, by their numbers in `lanes.hpp` and `layout.hpp`
+TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+KINDS = {"full": 0, "affine": 1, "atom": 2, "hierarchical": 3, "offset": 4, "folded": 5, "cross": 6}
+
+
+class PartStruct(Structure):
+    """The struct ``Part`` of `layout.hpp`."""
+
+    _fields_ = (
+        ("words", c_void_p * 2),
+        ("params", c_void_p * 3),
+        ("buffer", c_void_p),
+        ("param_head", c_int64 * 3),
+        ("param_row", c_int32 * 3),
+        ("kind", c_int32),
+        ("bits", c_int32),
+        ("by_token", c_int32),
+        ("group", c_int32),
+        ("window", c_int32),
+        ("cuts", c_int32),
+        ("type", c_int32),
+        ("param_type", c_int32),
+        ("capacity", c_int32),
+        ("cross_tile", c_int32),
+    )
+
+
+class PhaseStruct(Structure):
+    """The struct ``Phase`` of `layout.hpp`."""
+
+    _fields_ = (("key", PartStruct), ("value", PartStruct))
+
+
+class ArgsStruct(Structure):
+    """The struct ``Args`` of `layout.hpp`."""
+
+    _fields_ = (
+        ("phases", POINTER(PhaseStruct)),
+        ("table", c_void_p),
+        ("query", c_void_p),
+        ("out", c_void_p),
+        ("sinks", c_void_p),
+        ("query_stride", c_int64 * 3),
+        ("phase_count", c_int32),
+        ("batch", c_int32),
+        ("heads", c_int32),
+        ("group", c_int32),
+        ("count", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("type", c_int32),
+        ("threads", c_int32),
+        ("scale", c_float),
+        ("cap", c_float),
+        ("parallel", c_void_p),
+    )
+
+
+def refuses(query: Tensor, work: Work) -> str | None:
+    """Return why this kernel cannot compute the attention of a decode step, or None if it can.
+
+    Returns:
+        A short phrase, which a run's results show as the reason for the reference path.
+    """
+    if query.device.type != "cpu":
+        return "the tokens are not on a CPU"
+    reason = misfit(query, work, HEAD_DIMS, CPU_KEYS, CPU_VALUES, widening=True)
+    if reason:
+        return reason
+    rows = query.shape[1] // work.heads * query.shape[2]
+    if rows > MOST_ROWS:
+        return f"{rows} query rows of a KV head, more than {MOST_ROWS}"
+    return build.missing()
+
+
+def attend(query: Tensor, work: Work, scaling: float, instructions: str | None = None) -> Tensor:
+    """Compute the attention of the newest tokens over all cached tokens.
+
+    Args:
+        query: bf16, fp16 or fp32; copied if its channels are not contiguous.
+        work: :func:`refuses` must have returned None for it.
+        instructions: a set of :data:`kvbench.attention.cpu.build.SETS` that the machine has; None for the best.
+
+    Raises:
+        RuntimeError: there is no library; the message is the reason.
+    """
+    batch, heads_q, count, _ = query.shape
+    if query.stride(-1) != 1:
+        query = query.contiguous()
+    out = torch.empty(batch, count, heads_q, work.value_dim, dtype=query.dtype)
+    sinks = work.logits.sinks
+    sinks = None if sinks is None else sinks.float().contiguous()
+    phases = (PhaseStruct * len(work.phases))(*(PhaseStruct(*map(_part, pair)) for pair in work.phases))
+    library = build.library(instructions)
+    if isinstance(library, str):
+        raise RuntimeError(library)
+    args = ArgsStruct(
+        phases,
+        work.table.data_ptr(),
+        query.data_ptr(),
+        out.data_ptr(),
+        None if sinks is None else sinks.data_ptr(),
+        (c_int64 * 3)(*query.stride()[:3]),
+        len(work.phases),
+        batch,
+        work.heads,
+        heads_q // work.heads,
+        count,
+        work.key_dim,
+        work.value_dim,
+        TYPES[query.dtype],
+        torch.get_num_threads(),
+        scaling,
+        work.logits.softcap or 0.0,
+        library.parallel,
+    )
+    library.decode(ctypes.byref(args))
+    return out
+
+
+def _part(part: Part) -> PartStruct:
+    """Return the struct of one segment of keys or of values."""
+    form = part.format
+    if part.buffer is not None:
+        return PartStruct(
+            buffer=part.buffer.data_ptr(), type=TYPES[part.buffer.dtype], capacity=part.buffer.shape[2], bits=16
+        )
+    struct = PartStruct(
+        (c_void_p * 2)(*(plane.data_ptr() for plane in part.words)),
+        (c_void_p * 3)(*(param.data_ptr() for param in part.params)),
+        None,
+        (c_int64 * 3)(*(param.stride(1) for param in part.params)),
+        (c_int32 * 3)(*(param.stride(2) for param in part.params)),
+        KINDS[form.kind],
+        form.bits,
+        form.axis == "token",
+        form.group,
+        form.window,
+        -(-form.window // form.group),
+        0,  # there are no exact elements
+        TYPES[part.params[0].dtype],
+        part.words[0].shape[2],
+    )
+    if form.kind == "cross":
+        struct.cross_tile = part.words[0].shape[2] * TILE // part.params[2].shape[2]
+    return struct
