@@ -180,13 +180,15 @@ def test_the_name_of_the_path_says_what_was_added() -> None:
 
 def test_causality_is_decided_as_in_transformers() -> None:
     module, several, one = torch.nn.Module(), torch.zeros(1, 4, 2, 8), torch.zeros(1, 4, 1, 8)
-    assert prefill.causal(module, several, None, {}) and prefill.causal(module, several, None, {"is_causal": None})
-    assert not prefill.causal(module, one, None, {})
-    assert not prefill.causal(module, several, torch.ones(1, 1, 2, 2), {})
-    assert not prefill.causal(module, several, None, {"is_causal": False})
+    assert prefill.is_causal(module, several, None, {}) and prefill.is_causal(
+        module, several, None, {"is_causal": None}
+    )
+    assert not prefill.is_causal(module, one, None, {})
+    assert not prefill.is_causal(module, several, torch.ones(1, 1, 2, 2), {})
+    assert not prefill.is_causal(module, several, None, {"is_causal": False})
     module.is_causal = False
-    assert not prefill.causal(module, several, None, {})
-    assert prefill.causal(module, several, None, {"is_causal": True})
+    assert not prefill.is_causal(module, several, None, {})
+    assert prefill.is_causal(module, several, None, {"is_causal": True})
 
 
 @pytest.mark.parametrize("most", [1 << 20, 100])

@@ -357,7 +357,7 @@ def test_a_job_asks_for_the_share_of_a_gpu_that_holds_it(here: Path, monkeypatch
         (unit,) = units_of([plan.encoded([job]).strip("'")], here, None)
         return ray_pool.needs(unit, has_gpus, lambda: memory, {**RAY, "gpus": gpus})
 
-    monkeypatch.setattr(ray_pool.forecast, "peak_bytes", lambda checked: 300)
+    monkeypatch.setattr(ray_pool.gate, "peak_bytes", lambda checked: 300)
     base = ["method=fp16", "logger=none"]
     assert asked(base) == {"num_cpus": 1.0, "num_gpus": 0.35}, "300 of 920 bytes, rounded up to a twentieth"
     assert asked(base, memory=200)["num_gpus"] == 1.0, "too large: it finds out by itself"

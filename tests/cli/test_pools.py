@@ -306,7 +306,7 @@ def test_what_a_job_needs_is_the_most_of_its_unit(here: Path, monkeypatch: pytes
         facts = {"times_only": False, "single_process": False, **task}
         return SimpleNamespace(runtime=SimpleNamespace(workers=workers, device=device), task=SimpleNamespace(**facts))
 
-    monkeypatch.setattr(ray_pool.forecast, "peak_bytes", lambda one: 460)
+    monkeypatch.setattr(ray_pool.gate, "peak_bytes", lambda one: 460)
     one = SimpleNamespace(overrides=[["a"], ["b"]], extra=None)
 
     def needs(*configs: Any, gpus: Any = "auto", cpus: float = 2) -> tuple[float, float]:

@@ -31,7 +31,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Config]:
         return {"status": "ok", "error": None, "label": config.plain["method"]["preset"]}
 
     monkeypatch.setattr(kvbench.runner.run, "answer_run", run)
-    for name in ("summary", "markdown", "to_csv"):
+    for name in ("table_text", "runs_markdown", "runs_csv"):
         monkeypatch.setattr(kvbench.results.tables, name, lambda rows: "TABLE " + " ".join(r["label"] for r in rows))
     monkeypatch.chdir(tmp_path)
     return seen

@@ -151,7 +151,7 @@ def test_each_module_that_serves_all_is_in_one_part() -> None:
     assert {"kvbench.runner.prompting", "kvbench.runner.session"} <= parts["runner"]
     outputs = ("answers", "batching", "perplexity", "points", "prompting", "questions", "rows", "session")
     outputs += ("fidelity", "fidelity_batch", "full_precision", "references", "shared_prefill")
-    assert parts["runner"] == {"kvbench.runner", *(f"kvbench.runner.{name}" for name in (*outputs, "strategy"))}
+    assert parts["runner"] == {"kvbench.runner", *(f"kvbench.runner.{name}" for name in outputs)}
     left_out = {name.split(".")[2] for name in modules.submodules("kvbench.models")[1:]} - {
         name.split(".")[2] for name in parts["model"] if name != "kvbench.models"
     }

@@ -1,5 +1,5 @@
 // ---- levels as bytes: scores of up to four query rows and keys of 3-bit codes, as integers -------------------------
-// The eight levels of 3 bits are nearly odd multiples of one number (levels.py), so each fits a byte, and one permutation
+// The eight levels of 3 bits are nearly odd multiples of one number (storage.py), so each fits a byte, and one permutation
 // yields four of them, ready for a product of integers: no halves need to be joined. The query becomes 16-bit integers, of
 // which a column of the product has one digit.
 //

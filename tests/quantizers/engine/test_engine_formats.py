@@ -215,7 +215,7 @@ BUILT = {
 
 @pytest.mark.parametrize("name", BUILT)
 def test_a_format_is_computed_by_its_engines_arithmetic(name):
-    modules = {"vLLM (AMD)": "amd", "llama.cpp": "llamacpp", "vLLM": "vllm", "fp8": "vllm", "nvfp4": "nvfp4"}
+    modules = {"vLLM (AMD)": "amd", "llama.cpp": "llamacpp", "vLLM": "vllm", "fp8": "vllm", "nvfp4": "vllm"}
     module = modules.get(name.split("_4over")[0], modules.get(STORED[name][0], "sglang"))
     for side in ("key", "value"):
         quantizer = build(FORMATS[name], side, 128, 128)
