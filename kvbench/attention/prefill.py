@@ -1,13 +1,9 @@
 """Attention of a prompt to itself: torch's SDPA on its fastest back end, or in bounded memory with a softcap or sinks.
 
-Padded batches need no T x T mask.
-
-Torch's SDPA supports neither. Sinks are turned into one extra key, so that SDPA's fast back ends can serve them. Every
-query gets a few extra channels that hold its head's sink. Ordinary keys are zero in these channels. The extra key is
-one in them and zero elsewhere, and its value is zero. A softcap is not linear in the scores and cannot be expressed
-that way, so capped scores are computed here, for some KV heads and a block of queries at a time.
-
-SDPA supports neither capped scores nor sinks; :mod:`kvbench.attention.prefill` adds them.
+Torch's SDPA supports neither softcaps nor sinks. Sinks are turned into one extra key, so that SDPA's fast back ends can
+serve them. Every query gets a few extra channels that hold its head's sink. Ordinary keys are zero in these channels.
+The extra key is one in them and zero elsewhere, and its value is zero. A softcap is not linear in the scores and cannot
+be expressed that way, so capped scores are computed here, for some KV heads and a block of queries at a time.
 
 With left padding every row is causal over its own suffix, so a long padded prompt needs no mask: its rows are computed
 one by one, each starting at its first real token. In place of the mask, the padding itself is passed, bool ``[B, T]``

@@ -10,8 +10,8 @@ drafting.
 At batch 1, a stock forward pass spends a third of a step in dozens of small kernels per layer: norms, RoPE,
 activations. Each decoder layer is compiled separately by ``torch.compile``, with attention as one opaque operation, so
 that all layers share one compilation, which takes seconds. With few rows, linear layers use kvbench's own kernels, and
-those that read the same input become one product (:mod:`kvbench.decoding.compiled`). Passes that draft and passes that
-verify are compiled separately, each with its own weights: the compiled code is used only while a pass is recorded.
+those that read the same input become one product. Passes that draft and passes that verify are compiled separately,
+each with its own weights: the compiled code is used only while a pass is recorded.
 """
 
 from __future__ import annotations

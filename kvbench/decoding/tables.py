@@ -130,7 +130,7 @@ class Upload:
 
 
 class Ledger:
-    """Tables of one cache on the device (:mod:`kvbench.decoding.tables`), as they are with one new token per row.
+    """Tables of one cache on the device, as they are with one new token per row.
 
     The cache already contains the prompts.
 

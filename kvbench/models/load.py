@@ -1,7 +1,7 @@
 """Loading of a model and its tokenizer: from the hub, a folder or this package, or with seeded random weights.
 
 The memory and time of a cache do not depend on the model's answers, so a 7B model can be measured without its weights.
-The scores of such a model are meaningless.
+The scores of such a model are meaningless, and its tokenizer has a token per byte.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Location of a model's weights without importing torch, in under two seconds, and their download from the hub.
 
-Without this check, an unreachable hub costs half a minute of retries per file. This module downloads no weights.
+Without this check, an unreachable hub costs half a minute of retries per file. To locate weights downloads none.
 """
 
 from __future__ import annotations

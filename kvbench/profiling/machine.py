@@ -1,6 +1,7 @@
-"""The state of the machine around a measurement: clocks, power, temperature, other processes, load, and energy used.
+"""The state of the machine around a measurement: clocks, power, temperature, processes, load, and energy used.
 
-The energy of a stretch of work is the difference of two readings of NVML's energy counter.
+Load is that of the processor, processes are those of others. The energy of a stretch of work is the difference of two
+readings of NVML's energy counter.
 
 The counter (``nvmlDeviceGetTotalEnergyConsumption``, Volta and later) counts the millijoules of the whole board since
 the driver was loaded. How often it is updated is not documented, so a stretch shorter than :data:`ENOUGH_S` has no

@@ -1,10 +1,9 @@
 """Decode attention over a codebook's codes (KVQuant) by the CUDA kernel: the code that runs on the host.
 
-The configuration says what the kernel is compiled for, and how many warps a CTA has.
+The configuration says what the kernel is compiled for, and how many warps a CTA has. The kernel is compiled at first
+use for the format of a layer, and one launch computes a step: codes are looked up in registers, keys rotated on the
+way, outliers added, and tokens in full precision before and after the packed ones included.
 
-The kernel is compiled at first use for the format of a layer (:mod:`kvbench.attention.codebook.decode`), and one
-launch computes a step: codes are looked up in registers, keys rotated on the way, outliers added, and tokens in full
-precision before and after the packed ones included.
 Source: Hooper et al., "KVQuant" (NeurIPS 2024), sec. 3.7 and appendix: codes looked up in registers or shared memory,
 keys rotated in the kernel, sparse outliers apart. The look-up by byte permutations, the rotation that is folded into
 ranges and offsets, and the sums of outliers in integers are our own.

@@ -1,12 +1,8 @@
 """Decode attention by the CUDA kernel: the code that runs on the host, and compilation for a configuration.
 
-nvrtc compiles the kernel once per machine.
-
-The module :mod:`kvbench.util.nvrtc` compiles, loads and launches it; :mod:`kvbench.attention.cuda.config` chooses the
-configuration.
-
-The kernel is compiled at first use for the formats of a layer (:mod:`kvbench.attention.cuda.decode`), and one launch
-serves all phases of a :class:`kvbench.attention.phases.Work`.
+The kernel is compiled at first use for the formats of a layer, once per machine, and one launch serves all phases of a
+:class:`kvbench.attention.phases.Work`. The module :mod:`kvbench.util.nvrtc` compiles, loads and launches it;
+:mod:`kvbench.attention.cuda.config` chooses the configuration.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Stored formats as the CUDA decode kernel reads them: bytes of a slot, groups in a tile, columns, levels.
+"""Stored formats as the CUDA decode kernel reads them: bytes of a slot, groups in a tile, columns, products.
 
-TurboQuant's levels are looked up: they are bytes of fp16 numbers in constants of the program.
+Some products are of integers. TurboQuant's levels are looked up: they are bytes of fp16 numbers in constants of the
+program.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ These are :mod:`kvbench.quantizers.engine` and :mod:`kvbench.quantizers.turboqua
 
 All of it is fp32. Casts to e4m3 use integer arithmetic, because Triton's interpreter rounds them wrongly. Launches
 switch fused multiply-adds off.
-
-All of it is fp32. Launches switch fused multiply-adds off.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="assignment"

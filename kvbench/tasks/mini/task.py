@@ -123,7 +123,7 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 @dataclass(frozen=True, kw_only=True)
 class Mini(Task):
-    """The data set `mini`: generated long-context tasks (:mod:`kvbench.tasks.mini.task`) at several lengths.
+    """The data set `mini`: generated long-context tasks (:data:`TASKS`) at several lengths.
 
     The length of a sample is nominal. It is counted with the bundled model's tokenizer, and covers the
     beginning-of-sequence token, the prompt and the longest answer that the task allows. A sample may be up to 24 tokens
@@ -247,7 +247,7 @@ class Mini(Task):
         }
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Score the first line of an answer with the scorer of its task (:mod:`kvbench.tasks.mini.task`)."""
+        """Score the first line of an answer with the scorer of its task (:data:`TASKS`)."""
         return _score_entry(sample.task, prediction, sample.answers[0], sample.meta)
 
     def score_questions(self, sample: Sample, predictions: Sequence[str]) -> dict[str, float]:
