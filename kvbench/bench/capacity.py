@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from kvbench.bench.choices import add_model_options, positive_number, several, short_count, tokens
-from kvbench.bench.points import described_model, loaded_model, point_file
+from kvbench.bench.choices import add_model_options, point_file, positive_number, several, short_count, tokens
+from kvbench.bench.points import described_model, loaded_model
 from kvbench.bench.report import Recording
 from kvbench.config.setting import parse_setting
 from kvbench.errors import ConfigError

@@ -191,7 +191,7 @@ def add_point_options(parser: argparse.ArgumentParser) -> None:
     default = point_preset(command)
 
     def add_field(field: str, option: str, group: Any = parser, **more: Any) -> None:
-        about = f"{meanings[field]} (default: {default[field]})"
+        about = re.sub(r"(:\w+:)?`+", "", f"{meanings[field].rstrip('.')} (default: {default[field]})")
         group.add_argument(option, **{"default": default[field], "help": about, **more})
 
     add, batches = parser.add_argument, None if default["batches"] == "grow" else default["batches"]
@@ -229,6 +229,18 @@ def add_point_options(parser: argparse.ArgumentParser) -> None:
     about = "measure the GPU's read bandwidth"
     add("--ceiling", action=argparse.BooleanOptionalAction, default=command == "tpot", help=about)
     add_model_options(parser)
+
+
+def point_file(args: argparse.Namespace) -> str:
+    """Return the name of the JSON file of a command that measures a whole model, unless ``--name`` is given."""
+    return f"{args.command}_{Path(args.model).name}"
+
+
+def fixed_batches(args: argparse.Namespace, option: str, why: str = "") -> None:
+    """Raise ConfigError if batch sizes grow, so that the points are not known in advance, which `option` needs."""
+    if args.grow or not args.batches:
+        value = getattr(args, option.strip("-"))
+        raise ConfigError(option, value, f"needs fixed batch sizes{why}", hint="give them with --batches 1 8")
 
 
 #: meaning of the option --prefill-rows

@@ -11,11 +11,11 @@ import argparse
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from kvbench.bench.choices import model_config
+from kvbench.bench.choices import fixed_batches, model_config, point_file
 from kvbench.bench.point_table import NOTES, point_cells, point_table
+from kvbench.bench.recorded import measure_in_processes
 from kvbench.bench.report import Recording, Row, failed_row
 from kvbench.cache.progress import Options
 from kvbench.config.run_config import RuntimeConfig
@@ -49,8 +49,6 @@ def measure_points(args: argparse.Namespace) -> int:
         KvbenchError: a setting is wrong, or the model or a method's text encoder is unavailable.
     """
     if args.processes > 1:
-        from kvbench.bench.recorded import measure_in_processes
-
         return measure_in_processes(args)
     args.new_tokens = args.new_tokens if args.steps is None else args.steps + 1
     device = resolve_device(args.device)
@@ -64,18 +62,6 @@ def measure_points(args: argparse.Namespace) -> int:
             return bench.finish()
         finally:
             release(device)
-
-
-def point_file(args: argparse.Namespace) -> str:
-    """Return the name of the JSON file of a command that measures a whole model, unless ``--name`` is given."""
-    return f"{args.command}_{Path(args.model).name}"
-
-
-def fixed_batches(args: argparse.Namespace, option: str, why: str = "") -> None:
-    """Raise ConfigError if batch sizes grow, so that the points are not known in advance, which `option` needs."""
-    if args.grow or not args.batches:
-        value = getattr(args, option.strip("-"))
-        raise ConfigError(option, value, f"needs fixed batch sizes{why}", hint="give them with --batches 1 8")
 
 
 def loaded_model(args: argparse.Namespace) -> LoadedModel:

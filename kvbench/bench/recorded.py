@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvbench.bench.choices import positive, positive_number, short_count, tokens
+from kvbench.bench.choices import fixed_batches, point_file, positive, positive_number, short_count, tokens
 from kvbench.bench.report import json_file, write_json
 from kvbench.errors import ConfigError, DataError
 from kvbench.results.goodput import Limits, Server, arrivals, goodput, simulate
@@ -45,8 +45,6 @@ def measure_in_processes(args: argparse.Namespace) -> int:
     Raises:
         KvbenchError: an option does not go with ``--processes``.
     """
-    from kvbench.bench.points import fixed_batches, point_file
-
     fixed_batches(args, "--processes", ", because processes measure the same points")
     whole = json_file(args, point_file(args))
     first = 0 if args.shuffle is None else args.shuffle

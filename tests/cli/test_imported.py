@@ -57,6 +57,7 @@ def imported(line: str, folder: Path, **variables: str) -> tuple[int, set[str], 
         ("kvbench.fetch --help", LIGHT),
         ("kvbench.calibrate --help", FILES),
         ("kvbench.bench predict --model llama2-7b", FILES),
+        ("kvbench.bench tpot --help", FILES),
     ],
 )
 def test_commands_that_compute_nothing_import_little(line: str, most: set[str], tmp_path: Path) -> None:
