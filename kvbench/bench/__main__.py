@@ -20,7 +20,8 @@ class Command(NamedTuple):
     """A command: its line in ``--help``, and two functions of modules of this package, as ``module:function``.
 
     `options` adds the command's options to a parser; `run` takes the parsed arguments and returns the exit status.
-    `measures` is False for commands that need neither torch nor a device.
+    `measures` is False for commands that need neither torch nor a device. One that measures needs a GPU unless its
+    arguments have ``device="cpu"``, by an option or by ``parser.set_defaults``.
     """
 
     about: str
