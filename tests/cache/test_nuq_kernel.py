@@ -133,10 +133,13 @@ def test_a_captured_step_is_packed_by_the_kernel_of_its_segments(monkeypatch):
     from kvbench.quantizers.engine.llamacpp import Q8_0
 
     asked = []
-    for module in (nuq, engine):
+    for module, refusal, pack in (
+        (nuq, "nuq_refusal", "pack_nuq_tokens"),
+        (engine, "engine_refusal", "pack_engine_tokens"),
+    ):
         name = module.__name__.rsplit(".", 1)[1]
-        monkeypatch.setattr(module, "refuses", lambda *given, name=name: asked.append((name, given)) or f"{name} says")
-        monkeypatch.setattr(module, "quantize", lambda *given, name=name: asked.append((name, given)))
+        monkeypatch.setattr(module, refusal, lambda *given, name=name: asked.append((name, given)) or f"{name} says")
+        monkeypatch.setattr(module, pack, lambda *given, name=name: asked.append((name, given)))
     packed = tuple(PackedSegment(1, 1, 64, torch.float16, "cpu", quantizer=Q8_0(), side=s) for s in ("key", "value"))
     for name, pair in (("nuq", tuple(segments(3, 2, 64, torch.float16, 0.0))), ("engine", packed)):
         assert at_once.packing_refusal(pair) == f"{name} says" and asked.pop() == (name, pair)

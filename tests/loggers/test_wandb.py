@@ -124,7 +124,7 @@ def test_wandb_is_imported_only_when_it_is_used(tmp_path):
 
     code = (
         "import sys, kvbench.loggers as l;"
-        "l.load(type('L', (), {'name': 'csv', 'path': 'x.csv'})(), 'id', {}, 'kivi', print);"
+        "l.load_logger(type('L', (), {'name': 'csv', 'path': 'x.csv'})(), 'id', {}, 'kivi', print);"
         "sys.exit('wandb' in sys.modules or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
