@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvbench.linear import int4, kernel, layout, matvec
+from kvbench.linear import int4, layout, matvec, product_kernels
 
 #: largest acceptable error, root mean square relative to the output: a few roundings of bf16
 TOLERANCE = 2e-2
@@ -72,8 +72,8 @@ def kernel_product(x: Tensor, weight: int4.Int4Weight) -> Tensor:
         RuntimeError: the kernel cannot compute it.
     """
     half = weight.dtype == torch.float16
-    able = kernel.serves(x, weight.columns)
-    out = kernel.int4(x, weight.codes, weight.groups, weight.rows, weight.group, half, None) if able else None
+    able = product_kernels.serves(x, weight.columns)
+    out = product_kernels.int4(x, weight.codes, weight.groups, weight.rows, weight.group, half, None) if able else None
     if out is None:
         raise RuntimeError(f"kvbench's kernel does not serve {len(x)} rows of {x.dtype} on {x.device}")
     return out
