@@ -1,4 +1,4 @@
-"""A search for a name finds one thing: functions share a name with few others, and a package has each name once."""
+"""A search finds one thing: few functions share a name, and a package has each public name and each file name once."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ SHARED: Mapping[tuple[str, ...], frozenset[str]] = {
     ),
 }
 
+#: file names that sibling folders share on purpose, by the folder around them: each sibling has the same parts
+SIBLINGS = {"kvbench/attention": {"decode.py"}, "kvbench/tasks": {"task.py"}}
+#: file names that more than two packages share: parts that each package has (its base, its specification, its command
+#: line and so on), or what one thing, such as a format, is to each of them
+PARTS = {"__init__.py", "__main__.py", "base.py", "build.py", "calibrate.py", "command.py", "fidelity.py", "kvarn.py"}
+PARTS |= {"load.py", "perplexity.py", "points.py", "report.py", "spec.py", "speculation.py"}
+
 Place = tuple[str, str]  # file and name
 
 
@@ -52,9 +59,14 @@ def doubled(public: Iterable[Place]) -> dict[Place, list[str]]:
     files = defaultdict(list)
     for file, name in public:
         if not name.startswith("_"):
-            parts = file.split("/")
-            files["/".join(parts[: min(2, len(parts) - 1)]), name].append(file)
+            files[package_of(file), name].append(file)
     return {place: places for place, places in files.items() if len(places) > 1}
+
+
+def package_of(file: str) -> str:
+    """Return the package of a file: the second folder of its path, if there is one, with the first."""
+    parts = file.split("/")
+    return "/".join(parts[: min(2, len(parts) - 1)])
 
 
 def shared(file: str, name: str) -> bool:
@@ -86,6 +98,23 @@ def test_what_is_shared_on_purpose_is_there() -> None:
     for names, files in SHARED.items():
         for file in files:
             assert {name for name, _ in definitions((ROOT / file).read_text(encoding="utf-8"))} >= set(names)
+
+
+def test_a_package_has_a_file_name_once() -> None:
+    files = [path.relative_to(ROOT).as_posix() for tree in TREES for path in sorted((ROOT / tree).rglob("*.py"))]
+    named = [
+        (file, name)
+        for file in files
+        if not (name := Path(file).name).startswith("__") and name not in SIBLINGS.get(package_of(file), ())
+    ]
+    assert not doubled(named)
+
+
+def test_few_packages_share_a_file_name() -> None:
+    files = defaultdict(set)
+    for path in sorted((ROOT / "kvbench").rglob("*.py")):
+        files[path.name].add(package_of(path.relative_to(ROOT).as_posix()))
+    assert not {name: sorted(places) for name, places in files.items() if len(places) > 2 and name not in PARTS}
 
 
 def test_names_are_told_apart() -> None:

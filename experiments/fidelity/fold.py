@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from experiments.measured import Folded, Setting, Stored
 from experiments.stored import as_csv, markdown_table
 from kvbench.metrics import fidelity as metrics
-from kvbench.results import fidelity
+from kvbench.results import fidelity_fold
 from kvbench.results.samples import Row
 
 _SETTINGS = {
@@ -102,7 +102,7 @@ def setting_measures(
     """Return the measures of a setting, and the same for each draw of the bootstrap over prompts."""
     forced = [runs[FORCED][key] for key in samples]
     klds = [row["fidelity"]["kld"] for row in forced]
-    same = [fidelity.same_top(row) for row in forced]
+    same = [fidelity_fold.same_top(row) for row in forced]
     parts = [_kept(row["fidelity"]["left"]) for row in forced]
     scores = [float(runs[FREE][key]["scores"]["score"]) for key in samples]
     right = [score >= 1 - 1e-9 for score in scores]
@@ -110,7 +110,7 @@ def setting_measures(
         float(own != (base[key]["scores"]["score"] >= 1 - 1e-9)) for own, key in zip(right, samples, strict=True)
     ]
     values = {
-        **{name: fidelity.value(forced, name) for name in fidelity.MEASURES},
+        **{name: fidelity_fold.value(forced, name) for name in fidelity_fold.MEASURES},
         "kept": float(np.mean(parts)),
         "flips": float(np.mean(flipped)),
         "score": float(np.mean(scores)),

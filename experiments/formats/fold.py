@@ -13,7 +13,7 @@ from experiments.formats.which import digits, divergence_text, step_milliseconds
 from experiments.measured import TINY, Folded, Rows, Stored
 from experiments.mini.fold import STYLE, mean_of, percentage_points, sample_score
 from experiments.stored import as_json, markdown_table
-from kvbench.results import fidelity
+from kvbench.results import fidelity_fold
 from kvbench.results.samples import Row
 
 #: the rows of both runs of a line, by data set
@@ -62,7 +62,7 @@ def line_figures(key: str, runs: Runs, base: Runs) -> dict[str, Any]:
     ids = sorted(samples)
     used = sum(samples[i]["kv_bytes"]["used"]["total"] for i in ids)
     full = sum(samples[i]["kv_bytes"]["fp16_equivalent"] for i in ids)
-    figures = fidelity.fold_fidelity_rows(list(runs[FORCED].values())) or dict.fromkeys(
+    figures = fidelity_fold.fold_fidelity_rows(list(runs[FORCED].values())) or dict.fromkeys(
         ("kld", "same_top", "positions")
     )
     tasks: dict[str, list[str]] = {}
@@ -86,7 +86,7 @@ def compare_lines(better: str, worse: str, whole: Mapping[str, Runs]) -> dict[st
     """Return the paired differences of two lines, `better` less `worse`, in score and KL divergence, and the bits."""
     first, second = whole[better][FREE], whole[worse][FREE]
     ids = sorted(first.keys() & second.keys())
-    divergences = fidelity.pair_fidelity(*(list(whole[key][FORCED].values()) for key in (worse, better)))
+    divergences = fidelity_fold.pair_fidelity(*(list(whole[key][FORCED].values()) for key in (worse, better)))
 
     def bits(samples: Mapping[str, Row]) -> float:
         used = sum(samples[i]["kv_bytes"]["used"]["total"] for i in ids)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.reads import describe_part, kind_of, looked_up, window_of
-from kvbench.attention.rope.tables import NotServed, rope_of
+from kvbench.attention.rope.rotation_tables import NotServed, rope_of
 from kvbench.attention.work import Codebook, Format, Part, Received, Work
 from kvbench.cache.kernels.jobs import upload
 from kvbench.cache.layer import KVLayer

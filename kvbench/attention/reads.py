@@ -10,7 +10,7 @@ from collections.abc import Container
 import torch
 from torch import Tensor
 
-from kvbench.attention.rope.tables import NotServed
+from kvbench.attention.rope.rotation_tables import NotServed
 from kvbench.attention.work import Codebook, Format, Part, Work
 from kvbench.cache.kernels.reads import COPIED, HALVES, HEAD, Reads, Rows, format_refusal
 from kvbench.cache.segments.base import FullSegment, Segment

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvbench.attention.logits import PLAIN, Logits
-from kvbench.attention.rope.tables import Rope
+from kvbench.attention.rope.rotation_tables import Rope
 from kvbench.cache.segments.layout import TILE
 from kvbench.cache.segments.outliers import Outliers
 

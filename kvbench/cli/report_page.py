@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.cli.report_runs import RUNS, Code, begun, find_run, marked, results_above, runs_of
-from kvbench.config.command import changes, command
+from kvbench.config.stored_command import changes, command
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.page import papers, server
 from kvbench.page.data import FollowedSweep, Report

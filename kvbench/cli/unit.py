@@ -54,7 +54,7 @@ def run_unit(unit: str | Sequence[tuple[int, list[str]]], folder: Path, extra: P
 
 def _run_sharing_prefill(jobs: Sequence[tuple[int, list[str]]], folder: Path, extra: Path | None) -> str:
     """Run jobs that share a prefill (arguments as in :func:`run_unit`); return the status of the last one."""
-    from kvbench.runner.shared_prefill import run_together
+    from kvbench.runner.shared_runs import run_together
 
     configs: list[dict[str, Any]] = []
     places: list[tuple[int, list[str]]] = []

@@ -2,8 +2,8 @@
 
 Codes are 0 to 15; each group of 128, 64 or 32 consecutive input channels of an output channel has a scale in 16 bits
 and a zero, an integer from 0 to 16. On a GPU, products of 1 to 16 rows use kvbench's CUDA kernel
-(:mod:`kvbench.linear.kernel`), which reads the 4-bit weights once. More rows, and inputs that the kernel cannot take,
-multiply by the dequantized weights.
+(:mod:`kvbench.linear.product_kernels`), which reads the 4-bit weights once. More rows, and inputs that the kernel
+cannot take, multiply by the dequantized weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, library, nn
 
-from kvbench.linear import kernel, layout
+from kvbench.linear import layout, product_kernels
 
 #: output channels that are dequantized at a time for products that the kernel does not compute
 SLICE = 4096
@@ -106,7 +106,7 @@ def dequantized(weight: Int4Weight, dtype: torch.dtype) -> Tensor:
     """Return the weights ``[N, K]``: ``(code - zero) * scale``, which is exact in fp32, rounded once to `dtype`."""
     half = weight.dtype == torch.float16
     sizes = weight.rows, weight.columns, weight.group
-    by_kernel = kernel.dequantize_by_kernel(weight.codes, weight.groups, *sizes, half, dtype)
+    by_kernel = product_kernels.dequantize_by_kernel(weight.codes, weight.groups, *sizes, half, dtype)
     if by_kernel is not None:
         return by_kernel
     out = weight.codes.new_empty(weight.rows, weight.columns, dtype=dtype)
@@ -163,8 +163,8 @@ def int4_product(
     bias: Tensor | None = None,
 ) -> Tensor:
     """Compute :func:`product` from the fields of :class:`Int4Weight`; `half` is True if scales are fp16, not bf16."""
-    if kernel.serves(x, columns, bias):
-        out = kernel.int4(x, codes, groups, rows, group, half, bias)
+    if product_kernels.serves(x, columns, bias):
+        out = product_kernels.int4(x, codes, groups, rows, group, half, bias)
         if out is not None:
             return out
     return dequantized_product(

@@ -4,9 +4,9 @@ Such a product takes as long as reading its matrix. The compiler chooses among i
 choice differs between processes: a step took 8.2 ms in one process and 0.44 ms more in another. The kernels of
 libraries are optimised for many rows. One row has a Triton kernel (:mod:`kvbench.linear.matvec_kernel`) with fixed
 block shapes, which requests everything that a program reads before it sums; 2 to 16 rows, as the verification of a
-draft has, have the CUDA kernel that also multiplies 4-bit weights (:mod:`kvbench.linear.kernel`). Both are measured by
-``python -m kvbench.bench products`` (results/h200/README.md). Products in fp32, and those that neither can compute
-(:func:`served`), go to torch's library.
+draft has, have the CUDA kernel that also multiplies 4-bit weights (:mod:`kvbench.linear.product_kernels`). Both are
+measured by ``python -m kvbench.bench products`` (results/h200/README.md). Products in fp32, and those that neither can
+compute (:func:`served`), go to torch's library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor, library, nn
 
-from kvbench.linear import kernel
+from kvbench.linear import product_kernels
 
 #: for one row: pairs of a largest number of columns and the (rows of a program, columns at a time, warps) to use, as
 #: measured on an H200
@@ -70,10 +70,10 @@ def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         return False
     if x.numel() == columns:
         return kernels(x.device) and compiles(x.dtype, rows, columns, bias is not None, x.device)
-    if not kernel.serves(x, columns, bias):
+    if not product_kernels.serves(x, columns, bias):
         return False
     lines, bf16 = x.numel() // columns, x.dtype == torch.bfloat16
-    return kernel.configuration(lines, rows, columns, 0, False, bf16, x.device.index or 0) is not None
+    return product_kernels.configuration(lines, rows, columns, 0, False, bf16, x.device.index or 0) is not None
 
 
 @cache
@@ -113,7 +113,7 @@ def launch_matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     """Compute a product with a kernel of kvbench and return it; the arguments must be valid for :func:`served`."""
     rows, columns = weight.shape
     if x.numel() > columns:
-        return kernel.half_precision(x, weight, bias)
+        return product_kernels.half_precision(x, weight, bias)
     from kvbench.linear.matvec_kernel import matvec_product
 
     own_rows, block, warps = shape(columns)

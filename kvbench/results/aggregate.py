@@ -17,7 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 from kvbench.metrics import intervals
-from kvbench.results.fidelity import fold_fidelity_rows
+from kvbench.results.fidelity_fold import fold_fidelity_rows
 from kvbench.results.points import halves, summarize_points
 from kvbench.results.samples import Row
 

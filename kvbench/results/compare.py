@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kvbench.metrics import intervals
 from kvbench.results import aggregate
-from kvbench.results.fidelity import answers_left, flips_of, pair_fidelity
+from kvbench.results.fidelity_fold import answers_left, flips_of, pair_fidelity
 from kvbench.results.labels import labels, run_label
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
@@ -40,9 +40,9 @@ class Comparison:
         notes: reasons why the comparison may be misleading.
         answers: for each key with scores or answers a dict: ``flips``, the answers whose correctness differs
             (:func:`kvbench.metrics.fidelity.flips`), and ``left``, where answers of B leave those of A
-            (:func:`kvbench.results.fidelity.departure`); either may be None.
+            (:func:`kvbench.results.fidelity_fold.departure`); either may be None.
         fidelity: for each key with comparisons of predictions, their measures with paired intervals
-            (:func:`kvbench.results.fidelity.pair_fidelity`).
+            (:func:`kvbench.results.fidelity_fold.pair_fidelity`).
     """
 
     names: tuple[str, str]

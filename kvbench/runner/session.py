@@ -22,8 +22,8 @@ from kvbench.tasks.work import AskQuestions, CompareTokens, Generate, MeasurePoi
 
 if TYPE_CHECKING:
     from kvbench.runner.answers import Answers
-    from kvbench.runner.fidelity import Comparisons
-    from kvbench.runner.perplexity import TextSpans
+    from kvbench.runner.fidelity_samples import Comparisons
+    from kvbench.runner.span_likelihood import TextSpans
 
 
 class Session:
@@ -130,7 +130,7 @@ def strategies(config: RunConfig, loaded: LoadedModel, machine: Machine) -> dict
 
     @cache
     def spans() -> Strategy:
-        from kvbench.runner.perplexity import TextSpans
+        from kvbench.runner.span_likelihood import TextSpans
 
         return TextSpans(
             config.method,
@@ -147,7 +147,7 @@ def strategies(config: RunConfig, loaded: LoadedModel, machine: Machine) -> dict
 
     @cache
     def comparisons() -> Strategy:
-        from kvbench.runner.fidelity import Comparisons
+        from kvbench.runner.fidelity_samples import Comparisons
 
         return Comparisons(config, loaded, task, machine, options)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import ConfigError, DataError, nearest
+from kvbench.tasks.file_parsers import placed_records, read_json, read_records, read_text
 from kvbench.tasks.files import Found, is_file
-from kvbench.tasks.formats import placed_records, read_json, read_records, read_text
 from kvbench.tasks.hub_files import HubSource, cached, download, whole_split
 from kvbench.tasks.records import Record
 

@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from kvbench.errors import ConfigError, DataError
 from kvbench.hub.repository import HubError, Repository, note_split, recorded, settle
 from kvbench.hub.transfer import Plan, demand, fetch, fetch_file, plan
-from kvbench.tasks.formats import silenced
+from kvbench.tasks.file_parsers import silenced
 
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)?\.parquet")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.phases import Format, Part, Work, looked_up, pairs_of_row
-from kvbench.attention.rope.tables import Rope, rotation_tables
+from kvbench.attention.rope.rotation_tables import Rope, rotation_tables
 from kvbench.cache.segments.codebook import NuqFormat, NuqSegment
 
 LEVELS = {bits: torch.tanh(torch.linspace(-1.7, 1.9, 2**bits)) for bits in (2, 3, 4)}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvbench.attention.reads import describe_part
-from kvbench.attention.rope.tables import NotServed
+from kvbench.attention.rope.rotation_tables import NotServed
 from kvbench.attention.synthetic import read_tokens
 from kvbench.attention.work import Format
 from kvbench.cache.segments.packed import PackedSegment

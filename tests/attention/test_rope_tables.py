@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.attention.rope import tables as rope_tables
-from kvbench.attention.rope.tables import FINE, NotServed, angles, rope_of, rotation_tables
+from kvbench.attention.rope import rotation_tables as rope_tables
+from kvbench.attention.rope.rotation_tables import FINE, NotServed, angles, rope_of, rotation_tables
 from kvbench.methods import load_method
 from tests import zoo
 

@@ -18,7 +18,7 @@ from kvbench.models import devices, shared
 from kvbench.profiling import device
 from kvbench.results import sweeps
 from kvbench.results.sweeps import Job
-from kvbench.runner import gate, shared_prefill
+from kvbench.runner import gate, shared_runs
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def grouped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(job, "composed", composed)
     monkeypatch.setattr(job, "failed", lambda plain, message, code: {"status": "error", "message": message})
-    monkeypatch.setattr(shared_prefill, "run_together", run_together)
+    monkeypatch.setattr(shared_runs, "run_together", run_together)
     monkeypatch.setattr(unit, "_room", room)
     monkeypatch.setattr(unit, "refresh", lambda folder: None)
     return seen

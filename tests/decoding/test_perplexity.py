@@ -17,8 +17,8 @@ from kvbench.decoding.perplexity import PASS, decode_nll, exact_chunk, forward_n
 from kvbench.errors import ConfigError
 from kvbench.models.load import hf_config, random_model
 from kvbench.models.spec import ModelConfig
-from kvbench.runner.perplexity import check_mode
 from kvbench.runner.run import answer_run
+from kvbench.runner.span_likelihood import check_mode
 from kvbench.tasks.perplexity import Perplexity
 from kvbench.util.attachment import Placement, record_placement
 from kvbench.util.schema import build

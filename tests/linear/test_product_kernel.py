@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.linear import build, int4, kernel, matvec
+from kvbench.linear import build, int4, matvec, product_kernels
 from kvbench.linear.build import Build
 from tests.linear.emulate import dequantized, product
 
@@ -116,7 +116,8 @@ def test_macros_and_shared_memory_of_a_configuration() -> None:
 def test_wide_matrices_keep_the_input_in_shared_memory() -> None:
     """So that it is read once per CTA; with less to read, or too long an input, it passes through the ring."""
     kept = {
-        (n, k): kernel.choose(8, n, k, 0, False, True)[0].keep for n, k in ((22016, 4096), (4096, 4096), (22016, 16384))
+        (n, k): product_kernels.choose(8, n, k, 0, False, True)[0].keep
+        for n, k in ((22016, 4096), (4096, 4096), (22016, 16384))
     }
     assert kept == {(22016, 4096): True, (4096, 4096): False, (22016, 16384): False}
 
@@ -127,7 +128,7 @@ def test_every_product_has_a_configuration_that_fits(group: int) -> None:
     for kib in (99, 163, 227):
         for channels, columns in ((16, 128), (4096, 4096), (22016, 4096), (4096, 14336), (128256, 4096), (5120, 27648)):
             for rows in (1, 2, 8, 9, 16):
-                chosen, ctas = kernel.choose(rows, channels, columns, group, True, True, kib * 1024)
+                chosen, ctas = product_kernels.choose(rows, channels, columns, group, True, True, kib * 1024)
                 assert ctas * chosen.shared(rows, columns) <= kib * 1024 and chosen.wide is (rows > 8)
                 assert columns % chosen.unit == 0 and chosen.bits == (4 if group else 16)
 
@@ -138,20 +139,20 @@ def test_inputs_that_the_kernel_cannot_take(monkeypatch: pytest.MonkeyPatch) -> 
             self.shape, self.dtype, self.is_cuda = shape, dtype, cuda
             self.numel = torch.Size(shape).numel
 
-    kernel.compilable.cache_clear()
-    monkeypatch.setattr(kernel.nvrtc, "missing", lambda: None)
-    assert kernel.serves(Shaped(1, 128), 128) and kernel.serves(Shaped(4, 4, 256, dtype=FP16), 256)
-    assert kernel.serves(Shaped(1, 128), 128, torch.zeros(8, dtype=BF16))
+    product_kernels.compilable.cache_clear()
+    monkeypatch.setattr(product_kernels.nvrtc, "missing", lambda: None)
+    assert product_kernels.serves(Shaped(1, 128), 128) and product_kernels.serves(Shaped(4, 4, 256, dtype=FP16), 256)
+    assert product_kernels.serves(Shaped(1, 128), 128, torch.zeros(8, dtype=BF16))
     for x, columns in ((Shaped(17, 128), 128), (Shaped(0, 128), 128), (Shaped(1, 192), 192), (Shaped(1, 256), 128)):
-        assert not kernel.serves(x, columns)
-    assert not kernel.serves(Shaped(1, 128, dtype=torch.float32), 128)
-    assert not kernel.serves(Shaped(1, 128, cuda=False), 128)
-    assert not kernel.serves(Shaped(1, 128), 128, torch.zeros(8))
-    kernel.compilable.cache_clear()
-    monkeypatch.setattr(kernel.nvrtc, "missing", lambda: "there is no GPU")
+        assert not product_kernels.serves(x, columns)
+    assert not product_kernels.serves(Shaped(1, 128, dtype=torch.float32), 128)
+    assert not product_kernels.serves(Shaped(1, 128, cuda=False), 128)
+    assert not product_kernels.serves(Shaped(1, 128), 128, torch.zeros(8))
+    product_kernels.compilable.cache_clear()
+    monkeypatch.setattr(product_kernels.nvrtc, "missing", lambda: "there is no GPU")
     with pytest.warns(UserWarning, match="because there is no GPU: 4-bit weights are dequantized"):
-        assert not kernel.serves(Shaped(1, 128), 128)
-    kernel.compilable.cache_clear()
+        assert not product_kernels.serves(Shaped(1, 128), 128)
+    product_kernels.compilable.cache_clear()
 
 
 def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,10 +161,10 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: object())
     monkeypatch.setattr(build, "function", broken)
-    kernel.configuration.cache_clear()
+    product_kernels.configuration.cache_clear()
     with pytest.warns(UserWarning, match="5 rows with 48 x 256 weights of 4 bits .* compile the product kernel"):
-        assert kernel.configuration(5, 48, 256, 128, True, True, 0) is None
-    kernel.configuration.cache_clear()
+        assert product_kernels.configuration(5, 48, 256, 128, True, True, 0) is None
+    product_kernels.configuration.cache_clear()
 
 
 @pytest.mark.gpu
@@ -176,7 +177,7 @@ class TestOnAGpu:
         for channels, columns in ((40, 128), (4096, 4096), (1000, 11008), (11008, 1280)):
             x, weight, bias, exact = problem(rows, channels, columns, group, dtype == FP16, dtype, "cuda")
             if isinstance(weight, int4.Int4Weight):
-                assert kernel.serves(x, columns, bias)
+                assert product_kernels.serves(x, columns, bias)
                 outs = [int4.product(x[None], weight, bias) for _ in range(3)]
             else:
                 assert matvec.served(x, weight, bias)
@@ -207,7 +208,7 @@ class TestOnAGpu:
 
     def test_more_rows_are_multiplied_by_dequantized_weights(self) -> None:
         x, weight, bias, exact = problem(17, 64, 256, 64, True, BF16, "cuda")
-        assert isinstance(weight, int4.Int4Weight) and not kernel.serves(x, 256, bias)
+        assert isinstance(weight, int4.Int4Weight) and not product_kernels.serves(x, 256, bias)
         assert (int4.product(x, weight, bias).float() - exact).norm() <= 1e-2 * exact.norm()
 
 

@@ -10,7 +10,7 @@ import torch
 from kvbench.attention import observe, reference
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods import load_method
-from kvbench.runner.perplexity import check_mode
+from kvbench.runner.span_likelihood import check_mode
 from tests import zoo
 from tests.data_support import GOLDEN
 from tests.zoo import feed, new_layer, random_kv

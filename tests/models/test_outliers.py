@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kvbench.cli.compose import Composer
-from kvbench.config.command import command
+from kvbench.config.stored_command import command
 from kvbench.errors import ConfigError, ModelError
 from kvbench.models import by_name
 from kvbench.models.make_outliers import make_outliers

@@ -19,7 +19,7 @@ from kvbench.page import server
 from kvbench.page.numbers import encoded, json_value, short_number, shorten_middle
 from kvbench.results.columns import UNFINISHED
 from tests.page.report_support import data_of
-from tests.results.test_fidelity import row as fidelity_row
+from tests.results.test_fidelity_fold import row as fidelity_row
 
 NASTY = (
     "</script><script>alert(1)</script>",

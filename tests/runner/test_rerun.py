@@ -15,7 +15,7 @@ from kvbench.results.sweeps import TOKEN
 from kvbench.runner import sources
 from kvbench.runner.run import answer_run
 from kvbench.runner.session import Session
-from kvbench.runner.shared_prefill import run_together
+from kvbench.runner.shared_runs import run_together
 from tests.run_files import on_disk, store_of
 from tests.run_support import config
 
@@ -155,14 +155,14 @@ def test_memory_that_ran_out_is_tried_again_under_all_alone(
 
 
 def test_runs_over_one_prefill_are_repeated_together(tmp_path: Path, ran: list[str], monkeypatch: Any) -> None:
-    from kvbench.runner import shared_prefill
+    from kvbench.runner import shared_runs
 
     runs = [config(tmp_path, name) for name in ("fp16", "kivi")]
     made = [store_of(result).samples().rows for result in run_together(runs)]  # type: ignore[arg-type]
     batches: list[int] = []
-    real = shared_prefill.shared_rows
+    real = shared_runs.shared_rows
     monkeypatch.setattr(
-        shared_prefill, "shared_rows", lambda sessions, batch: batches.append(len(sessions)) or real(sessions, batch)
+        shared_runs, "shared_rows", lambda sessions, batch: batches.append(len(sessions)) or real(sessions, batch)
     )
     repeated = run_together([{**one, "runtime": {**one["runtime"], "rerun": "times"}} for one in runs])
     assert batches == [2] * 4

@@ -14,12 +14,12 @@ from kvbench.models.arithmetic import Dtypes
 from kvbench.results.environment import cpu_name
 from kvbench.runner import session as module
 from kvbench.runner.answers import Answers
-from kvbench.runner.fidelity import Comparisons
-from kvbench.runner.perplexity import TextSpans
+from kvbench.runner.fidelity_samples import Comparisons
 from kvbench.runner.points import Points
 from kvbench.runner.questions import SharedTexts
 from kvbench.runner.rows import Machine
 from kvbench.runner.session import Session, strategies
+from kvbench.runner.span_likelihood import TextSpans
 from kvbench.tasks.base import Sample
 from kvbench.tasks.work import AskQuestions, CompareTokens, Generate, MeasurePoint, ScoreText, Work
 from tests.run_support import ToyTask

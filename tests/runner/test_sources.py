@@ -149,16 +149,18 @@ def test_each_module_that_serves_all_is_in_one_part() -> None:
     assert {"kvbench.attention.reference", "kvbench.attention.rope.rotary"} <= parts["attention"]
     assert {"kvbench.decoding.autoregressive", "kvbench.decoding.sampling"} <= parts["decoding"]
     assert {"kvbench.runner.prompting", "kvbench.runner.session"} <= parts["runner"]
-    outputs = ("answers", "batching", "perplexity", "points", "prompting", "questions", "rows", "session")
-    outputs += ("fidelity", "fidelity_batch", "full_precision", "references", "shared_prefill")
+    outputs = ("answers", "batching", "span_likelihood", "points", "prompting", "questions", "rows", "session")
+    outputs += ("fidelity_samples", "fidelity_batch", "full_precision", "references", "shared_runs")
     assert parts["runner"] == {"kvbench.runner", *(f"kvbench.runner.{name}" for name in outputs)}
     left_out = {name.split(".")[2] for name in modules.submodules("kvbench.models")[1:]} - {
         name.split(".")[2] for name in parts["model"] if name != "kvbench.models"
     }
     assert left_out == {"devices", "locate", "shared", "verify"}
-    assert {"kvbench.decoding.recorded", "kvbench.cache.kernels.pack", "kvbench.attention.triton.kernel"} <= parts[
-        "kernels"
-    ]
+    assert {
+        "kvbench.decoding.recorded",
+        "kvbench.cache.kernels.pack",
+        "kvbench.attention.triton.decode_kernel",
+    } <= parts["kernels"]
 
 
 def _modules_of(part: str) -> set[str]:

@@ -11,8 +11,8 @@ import torch
 from kvbench.methods import load_method
 from kvbench.methods.bytes import kv_bytes
 from kvbench.models.load import Shape
-from kvbench.runner import perplexity
-from kvbench.runner.perplexity import cache_bytes, even, pass_bytes, rows_at_once
+from kvbench.runner import span_likelihood
+from kvbench.runner.span_likelihood import cache_bytes, even, pass_bytes, rows_at_once
 from kvbench.tasks.work import ScoreText
 from tests import zoo
 
@@ -79,7 +79,7 @@ def test_a_cache_is_predicted_by_the_methods_formula() -> None:
 def test_a_method_without_a_formula_counts_as_full_precision(monkeypatch) -> None:
     method = load_method("kivi")
     monkeypatch.setattr(
-        perplexity, "kv_bytes", lambda *args, **named: type(method).__mro__[2].layer_bytes(method, None)
+        span_likelihood, "kv_bytes", lambda *args, **named: type(method).__mro__[2].layer_bytes(method, None)
     )
     assert cache_bytes(method, SHAPE, span(), 2) == 2 * GIB
 

@@ -12,7 +12,7 @@ from kvbench.errors import DataError
 from kvbench.hub.repository import HubError
 from kvbench.tasks import data, hub_files
 from kvbench.tasks.hub_files import HubSource
-from kvbench.tasks.ruler.texts import essays
+from kvbench.tasks.ruler.outside_texts import essays
 from tests.hub.standin import Hub, reachable, serving
 
 

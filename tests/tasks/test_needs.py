@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvbench.errors import ConfigError, DataError
-from kvbench.tasks import formats, records, texts
+from kvbench.tasks import file_parsers, records, texts
 from kvbench.tasks.continuation import Continuation
 from kvbench.tasks.fidelity import Fidelity
 from kvbench.tasks.files import Found
@@ -18,8 +18,8 @@ from kvbench.tasks.gsm8k import GSM8K
 from kvbench.tasks.hub_files import HubSource
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.perplexity import Perplexity
+from kvbench.tasks.ruler.outside_texts import english_words, hotpotqa, splitter, squad
 from kvbench.tasks.ruler.task import Ruler
-from kvbench.tasks.ruler.texts import english_words, hotpotqa, splitter, squad
 from kvbench.tasks.summaries import Summaries
 from kvbench.tasks.work import Question
 from tests.tasks.test_fits import setup
@@ -303,6 +303,6 @@ def test_records_of_several_files_are_read_one_file_after_the_other(tmp_path: Pa
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"n": name}))
     file = Found(tmp_path / "a.jsonl", None, (tmp_path / "b.jsonl",))
-    placed = list(formats.placed_records(file))
+    placed = list(file_parsers.placed_records(file))
     assert [record for _, record in placed] == [{"n": "a"}, {"n": "b"}]
     assert [place for place, _ in placed] == [f"{tmp_path}/{name}.jsonl line 1" for name in "ab"]

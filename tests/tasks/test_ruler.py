@@ -14,11 +14,11 @@ from tokenizers import Tokenizer
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import ruler as metric
 from kvbench.tasks.load import load
-from kvbench.tasks.ruler import Ruler, texts
+from kvbench.tasks.ruler import Ruler, outside_texts
 from kvbench.tasks.ruler.frame import KINDS, NOISE
+from kvbench.tasks.ruler.outside_texts import Pairs
 from kvbench.tasks.ruler.stream import RulerPrompt, Stream, fitting, largest
 from kvbench.tasks.ruler.task import GROUPS, prompts_checksum
-from kvbench.tasks.ruler.texts import Pairs
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ruler.json").read_text(encoding="utf-8"))
 
@@ -135,7 +135,7 @@ def test_needles_lie_between_the_sentences_of_a_text(tmp_path: Path) -> None:
     task = ruler(Words(), tasks=("niah_multiquery", "niah_multivalue"), **options)
     for sample in task.samples():
         start, end = sample.context_span or (0, 0)
-        parts = texts.splitter("simple")(sample.prompt[start:end])
+        parts = outside_texts.splitter("simple")(sample.prompt[start:end])
         needles = [part for part in parts if part.startswith("One of the special magic numbers for ")]
         assert len(needles) == len(set(needles)) == 4 and len(sample.answers) == 4
         assert all(any(answer in needle for needle in needles) for answer in sample.answers)
@@ -190,7 +190,7 @@ def test_questions_of_squad_have_their_paragraph_and_first_those_of_its_article(
         assert [document.split(":")[0] for document in documents] == [str(i + 1) for i in range(len(documents))]
         assert sum(f"Article {a} paragraph" in document for document in documents) == 4
         assert len(documents) == 13  # of 68 words each: 14 would not fit beside the question and the answer
-    ten = texts.squad(str(tmp_path / "dev-v2.0.json"), texts.HubSource())
+    ten = outside_texts.squad(str(tmp_path / "dev-v2.0.json"), outside_texts.HubSource())
     assert len(ten[0]) == 24 and len(ten[1]) == 24 and ten[0] == sorted(ten[0])
     more = ruler(Words(), tasks=("qa_1",), lengths=(1024,), limit=30, squad=str(tmp_path / "dev-v2.0.json"))
     with pytest.raises(DataError, match=r"questions end after 24"):
@@ -198,7 +198,7 @@ def test_questions_of_squad_have_their_paragraph_and_first_those_of_its_article(
 
 
 def test_hubs_and_authors_files_of_questions_give_the_same(tmp_path: Path) -> None:
-    authors = texts.squad(str(squad_file(tmp_path)), texts.HubSource())
+    authors = outside_texts.squad(str(squad_file(tmp_path)), outside_texts.HubSource())
     rows = [
         {
             "title": article["title"],
@@ -211,7 +211,7 @@ def test_hubs_and_authors_files_of_questions_give_the_same(tmp_path: Path) -> No
         for question in paragraph["qas"]
     ]
     (tmp_path / "validation.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    assert texts.squad(str(tmp_path / "validation.jsonl"), texts.HubSource()) == authors
+    assert outside_texts.squad(str(tmp_path / "validation.jsonl"), outside_texts.HubSource()) == authors
 
     pairs = [[[f"Title {i}{j}", ["One. ", "Two."]] for j in range(10)] for i in range(3)]
     plain = [{"question": f"q{i}", "answer": f"a{i}", "context": context} for i, context in enumerate(pairs)]
@@ -224,8 +224,8 @@ def test_hubs_and_authors_files_of_questions_give_the_same(tmp_path: Path) -> No
     ]
     (tmp_path / "hotpot.json").write_text(json.dumps(plain), encoding="utf-8")
     (tmp_path / "hub.jsonl").write_text("\n".join(map(json.dumps, hub)), encoding="utf-8")
-    documents, questions = texts.hotpotqa(str(tmp_path / "hotpot.json"), texts.HubSource())
-    assert (documents, questions) == texts.hotpotqa(str(tmp_path / "hub.jsonl"), texts.HubSource())
+    documents, questions = outside_texts.hotpotqa(str(tmp_path / "hotpot.json"), outside_texts.HubSource())
+    assert (documents, questions) == outside_texts.hotpotqa(str(tmp_path / "hub.jsonl"), outside_texts.HubSource())
     assert documents[0] == "Title 00\nOne. Two." and questions[2].own == tuple(range(20, 30))
     assert questions[2].answers == ("a2",) and questions[2].more == ()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvbench.errors import DataError
-from kvbench.tasks.ruler import texts
+from kvbench.tasks.ruler import outside_texts
 
 PARAGRAPH = {"context": "x y", "qas": [{"question": "q", "is_impossible": True, "answers": []}]}
 
@@ -17,16 +17,24 @@ PARAGRAPH = {"context": "x y", "qas": [{"question": "q", "is_impossible": True, 
 @pytest.mark.parametrize(
     ("read", "content", "message"),
     [
-        (texts.squad, {"data": [{"paragraphs": [{"context": "x", "qas": [{"question": "q"}]}]}]}, "is_impossible"),
-        (texts.squad, {"data": 5}, "does not have the layout of SQuAD 2.0's dev split"),
-        (texts.squad, {"data": [{"paragraphs": [PARAGRAPH]}]}, "has no question that can be answered"),
-        (texts.hotpotqa, [{"question": "q", "answer": "a", "context": {"title": ["t"]}}], "sentences"),
-        (texts.hotpotqa, [{"question": "q", "answer": "a", "context": ["t"]}], "does not have the layout of HotpotQA"),
+        (
+            outside_texts.squad,
+            {"data": [{"paragraphs": [{"context": "x", "qas": [{"question": "q"}]}]}]},
+            "is_impossible",
+        ),
+        (outside_texts.squad, {"data": 5}, "does not have the layout of SQuAD 2.0's dev split"),
+        (outside_texts.squad, {"data": [{"paragraphs": [PARAGRAPH]}]}, "has no question that can be answered"),
+        (outside_texts.hotpotqa, [{"question": "q", "answer": "a", "context": {"title": ["t"]}}], "sentences"),
+        (
+            outside_texts.hotpotqa,
+            [{"question": "q", "answer": "a", "context": ["t"]}],
+            "does not have the layout of HotpotQA",
+        ),
     ],
 )
 def test_a_file_in_another_layout_is_refused_by_name(read: Any, content: Any, message: str, tmp_path: Path) -> None:
     file = tmp_path / "questions.json"
     file.write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(DataError, match=r"questions\.json") as refused:
-        read(str(file), texts.HubSource())
+        read(str(file), outside_texts.HubSource())
     assert message in str(refused.value)

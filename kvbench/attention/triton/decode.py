@@ -5,9 +5,9 @@ The launch parameters of each format were chosen by measurement.
     attend(query, work, scaling)   # Tensor [B, q, Hq, Dv]
     refuses(query, work)           # the reason why it cannot serve the step, or None
 
-The kernel is in :mod:`kvbench.attention.triton.kernel`. It is compiled once for each list of formats and shape of the
-query, and one launch serves all phases (a second one merges where there are many partial results). Importing this
-module requires triton.
+The kernel is in :mod:`kvbench.attention.triton.decode_kernel`. It is compiled once for each list of formats and shape
+of the query, and one launch serves all phases (a second one merges where there are many partial results). Importing
+this module requires triton.
 Sources of the ideas: KIVI (Liu et al. 2024, sec. 4: scales folded into the products), flash decoding (Dao et al. 2023:
 split keys and values, merge by log-sum-exp), Marlin (Frantar et al. 2024: unpack codes with logic operations).
 """
@@ -27,8 +27,8 @@ from torch import Tensor
 from kvbench.attention.phases import Format, Part, Work
 from kvbench.attention.reads import TRITON_KEYS, TRITON_VALUES, misfit
 from kvbench.attention.triton.codes import format_number
-from kvbench.attention.triton.kernel import decode_attention, part_of_tile
-from kvbench.attention.triton.merge import merge
+from kvbench.attention.triton.decode_kernel import decode_attention, part_of_tile
+from kvbench.attention.triton.merge_kernel import merge
 
 
 @dataclass(frozen=True)

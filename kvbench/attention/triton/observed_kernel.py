@@ -4,8 +4,8 @@ The first kernel stores the scores of all tokens in device memory, beside its pa
 and token, where a key and a value are hundreds. The second merges the partial results, and turns the scores into
 probabilities with the log-sum-exp that follows from them, so no key is read twice.
 
-Shapes and parameters as in :mod:`~kvbench.attention.triton.kernel`: R query rows of a program (``BLOCK_ROWS``), the
-rows of a KV head padded to at least 8, ``ROWS`` of which exist: query heads of the group x new tokens.
+Shapes and parameters as in :mod:`~kvbench.attention.triton.decode_kernel`: R query rows of a program (``BLOCK_ROWS``),
+the rows of a KV head padded to at least 8, ``ROWS`` of which exist: query heads of the group x new tokens.
 """
 
 # mypy: ignore-errors
@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvbench.attention.triton.merge import NOTHING, clamped, merge_row, place_of, write_part
+from kvbench.attention.triton.merge_kernel import NOTHING, clamped, merge_row, place_of, write_part
 from kvbench.attention.triton.tiles import exact_dot
 
 
@@ -54,7 +54,8 @@ def attend_and_score(
         key_ptr: pointer to the buffer of keys, ``[B, H, key_room, D]``.
         value_ptr: pointer to the buffer of values, ``[B, H, value_room, Dv]``.
         score_ptr: pointer to where the scores are stored, in bits (base-2 logarithms), fp32 ``[B, H, ROWS, width]``.
-        stat_ptr: pointer to the maxima and sums of partial results (:func:`kvbench.attention.triton.merge.write_part`).
+        stat_ptr: pointer to the maxima and sums of partial results
+            (:func:`kvbench.attention.triton.merge_kernel.write_part`).
         acc_ptr: pointer to the weighted values of partial results, likewise.
         q_batch, q_head, q_token: strides of the queries over sequences, heads and new tokens, in elements.
         key_room: number of keys per head for which the buffer has room.

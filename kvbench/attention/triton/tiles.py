@@ -13,7 +13,7 @@ largest magnitude into [0.5, 1). A *part of a tile* is a few consecutive tokens 
 
 Parameters of most functions:
     PARTS: pointers to the buffers of keys or of values (words, scales and minima; not parts of tiles), moved to the
-        phase's first tile (:func:`kvbench.attention.triton.kernel.located`).
+        phase's first tile (:func:`kvbench.attention.triton.decode_kernel.located`).
     FORM: their format (:func:`kvbench.attention.triton.codes.format_number`).
     KEY_DIM, VALUE_DIM: channels of a key, D, and of a value, Dv. R query rows are the columns of all products.
     stored: parameters of the iteration's tokens, loaded one iteration ahead (:func:`readied`); empty if per channel.

@@ -1,6 +1,6 @@
 """The loop over the tiles of one phase: online softmax over blocks of tokens, inside a Triton kernel.
 
-Shapes and parameters as in :mod:`~kvbench.attention.triton.kernel` and :mod:`~kvbench.attention.triton.tiles`.
+Shapes and parameters as in :mod:`~kvbench.attention.triton.decode_kernel` and :mod:`~kvbench.attention.triton.tiles`.
 """
 
 # mypy: ignore-errors
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kvbench.attention.triton.codes import channel_group_count, fields, word_row_count
-from kvbench.attention.triton.merge import NOTHING
+from kvbench.attention.triton.merge_kernel import NOTHING
 from kvbench.attention.triton.tiles import parameters_of, part_scores, part_values, readied, tile_scores, tile_values
 
 

@@ -12,12 +12,12 @@ from kvbench.errors import ConfigError
 from kvbench.metrics import ruler as metric
 from kvbench.tasks.base import PromptRules, Sample, Setup, TokenTask
 from kvbench.tasks.data import HubSource
-from kvbench.tasks.ruler import texts
+from kvbench.tasks.ruler import outside_texts
 from kvbench.tasks.ruler.counting import CommonWords, FrequentWords, Tracking
 from kvbench.tasks.ruler.frame import CHAT, KINDS
 from kvbench.tasks.ruler.needles import Needles
+from kvbench.tasks.ruler.outside_texts import Documents
 from kvbench.tasks.ruler.stream import SEED, RulerPrompt, Stream
-from kvbench.tasks.ruler.texts import Documents
 from kvbench.util.requirements import Package
 from kvbench.util.schema import MOST, bounded
 
@@ -119,7 +119,7 @@ class Ruler(TokenTask):
         name = next((name for name in self.names if KINDS[name].generator in ("niah", "cwe")), None)
         if name is None or (KINDS[name].key == "uuids" and len(self.names) == 1):
             return ()
-        hint = f"pip install 'kvbench[ruler]' (wonderwords=={texts.VERSION})"
+        hint = f"pip install 'kvbench[ruler]' (wonderwords=={outside_texts.VERSION})"
         return (Package("wonderwords", "dataset.tasks", name, hint),)
 
     def fits(self, config: Setup) -> None:
@@ -182,30 +182,30 @@ class Ruler(TokenTask):
         kind, chat = KINDS[name], CHAT[self.template]
         stream = Stream(lambda text: len(self.tokenizer.tokenize(text)), length, self.seed)
         if kind.generator == "niah":
-            pairs = texts.word_pairs() if kind.key == "words" else ()
+            pairs = outside_texts.word_pairs() if kind.key == "words" else ()
             if kind.haystack != "essay":
                 return Needles(kind, stream, chat, pairs)
-            return Needles(kind, stream, chat, pairs, self._text, texts.splitter(self.sentences))
+            return Needles(kind, stream, chat, pairs, self._text, outside_texts.splitter(self.sentences))
         if kind.generator == "vt":
             return Tracking(kind, stream, chat)
         if kind.generator == "cwe":
-            more = texts.english_words(self.english_words) if self.english_words else ()
-            return CommonWords(kind, stream, chat, texts.shuffled_words(stream), more)
+            more = outside_texts.english_words(self.english_words) if self.english_words else ()
+            return CommonWords(kind, stream, chat, outside_texts.shuffled_words(stream), more)
         if kind.generator == "fwe":
             return FrequentWords(kind, stream, chat)
         return Documents(kind, stream, chat, *(self._squad if kind.questions == "squad" else self._hotpotqa))
 
     @cached_property
     def _text(self) -> str:
-        return texts.essays(self.haystack, self.essays)
+        return outside_texts.essays(self.haystack, self.essays)
 
     @cached_property
-    def _squad(self) -> tuple[list[str], list[texts.RulerQuestion]]:
-        return texts.squad(self.squad, self.squad_source)
+    def _squad(self) -> tuple[list[str], list[outside_texts.RulerQuestion]]:
+        return outside_texts.squad(self.squad, self.squad_source)
 
     @cached_property
-    def _hotpotqa(self) -> tuple[list[str], list[texts.RulerQuestion]]:
-        return texts.hotpotqa(self.hotpotqa, self.hotpotqa_source)
+    def _hotpotqa(self) -> tuple[list[str], list[outside_texts.RulerQuestion]]:
+        return outside_texts.hotpotqa(self.hotpotqa, self.hotpotqa_source)
 
     def _checksums(self) -> dict[str, str]:
         """Return the SHA-256 of each text from elsewhere that the selected tasks use."""
@@ -218,7 +218,7 @@ class Ruler(TokenTask):
                 documents, questions = getattr(self, loaded)
                 sums[key] = hashlib.sha256(repr((documents, questions)).encode()).hexdigest()
         if self.english_words and "cwe" in self.names:
-            sums["english_words"] = texts.words_checksum(texts.english_words(self.english_words))
+            sums["english_words"] = outside_texts.words_checksum(outside_texts.english_words(self.english_words))
         return sums
 
     def identity(self) -> dict[str, Any]:

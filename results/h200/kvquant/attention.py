@@ -19,7 +19,7 @@ import torch
 from kvbench.attention.codebook import decode
 from kvbench.attention.codebook.decode import codebook_kernel
 from kvbench.attention.phases import Work, looked_up
-from kvbench.attention.rope.tables import Rope, rotation_tables
+from kvbench.attention.rope.rotation_tables import Rope, rotation_tables
 from kvbench.attention.synthetic import relative_error
 from kvbench.bench import clock, report
 from kvbench.cache.segments.codebook import NuqFormat, NuqSegment

@@ -129,7 +129,7 @@ class Comparisons:
 
 
 def fidelity_figures(compared: Comparison, work: CompareTokens, prompt: int) -> dict[str, Any]:
-    """Return what a row holds under the key ``fidelity`` (:mod:`kvbench.results.fidelity` folds it).
+    """Return what a row holds under the key ``fidelity`` (:mod:`kvbench.results.fidelity_fold` folds it).
 
     `prompt` is the number of tokens of the exact prefill.
     """

@@ -18,8 +18,8 @@ import pytest
 from pyarrow import parquet
 
 from kvbench.errors import ConfigError, DataError
+from kvbench.tasks.file_parsers import read_json, read_records, read_text
 from kvbench.tasks.files import DEFAULT_MB, MAX_FILE, MAX_LINE, Found, limit
-from kvbench.tasks.formats import read_json, read_records, read_text
 from kvbench.tasks.records import TEXT
 
 MIB = 1 << 20

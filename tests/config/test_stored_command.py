@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from kvbench.cli.compose import Composer
-from kvbench.config.command import changes, command
+from kvbench.config.stored_command import changes, command
 
 BEGIN = ["python", "-m", "kvbench"]
 

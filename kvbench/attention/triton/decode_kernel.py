@@ -4,7 +4,7 @@ The host fixes the grid: (blocks of query rows, parts of the work, sequences x K
 device memory. Each program adds up the costs of all phases, takes its own equal share of that sum, an interval, and
 processes the tiles that begin in the interval, in whatever phases. Softmax does not depend on the order of tokens, so
 one running maximum, sum and accumulator serve all formats. Partial results are merged by the last program to finish, or
-by a second kernel, :func:`kvbench.attention.triton.merge.merge`.
+by a second kernel, :func:`kvbench.attention.triton.merge_kernel.merge`.
 
 Shapes, here and in the modules that this one calls: D channels of a key (``KEY_DIM``), Dv of a value (``VALUE_DIM``), R
 query rows of a program (``BLOCK_ROWS``). A KV head has one query row for each of its query heads and new tokens.
@@ -19,7 +19,7 @@ Parameters that mean the same in all of these modules (more in :mod:`kvbench.att
     KEYS, VALUES: pointers to buffers in these formats (:func:`located`).
     top, total, acc: the running state of the softmax: maximum of the scores in bits (base-2 logarithms), ``[R]``; sum
         of the weights, ``[R]``; weighted sum of the values, not yet divided by `total`, ``[Dv, R]``.
-    stat_ptr, acc_ptr: buffers of partial results (:func:`kvbench.attention.triton.merge.write_part`).
+    stat_ptr, acc_ptr: buffers of partial results (:func:`kvbench.attention.triton.merge_kernel.write_part`).
     cap, CAPPED: ``softcap * log2(e)``; True if scores have a softcap.
     sinks_ptr, SINKS: the sinks, one logit per query head; True if the model has any.
     LIMIT: largest number of the output's dtype.
@@ -44,7 +44,7 @@ from kvbench.attention.triton.codes import (
     window,
     word_row_count,
 )
-from kvbench.attention.triton.merge import NOTHING, clamped, merge_row, place_of, sink_of, write_part
+from kvbench.attention.triton.merge_kernel import NOTHING, clamped, merge_row, place_of, sink_of, write_part
 from kvbench.attention.triton.walk import load_query, walk
 
 
@@ -319,7 +319,7 @@ def decode_attention(
             ``2 * s * log2(e) / softcap``.
         cap: ``softcap * log2(e)``; 0 without a softcap.
         fused: largest number of partial results that the last program to finish merges. More are left to a second
-            launch, :func:`kvbench.attention.triton.merge.merge`.
+            launch, :func:`kvbench.attention.triton.merge_kernel.merge`.
         WHOLE_COSTS: for each phase, the cost of a whole tile.
         PART_COSTS: for each phase, the cost of a part of a tile.
         BLOCK_ROWS: number of query rows of a program, R: a power of two, at least 8.

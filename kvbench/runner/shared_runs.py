@@ -25,9 +25,9 @@ from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
 from kvbench.runner import ranks, resolve
 from kvbench.runner.answers import Answers, PromptBatch
-from kvbench.runner.perplexity import SHARE, free_bytes
 from kvbench.runner.run import RunSteps, answer_run
 from kvbench.runner.session import Session
+from kvbench.runner.span_likelihood import SHARE, free_bytes
 from kvbench.runner.steps import Batch, Steps
 from kvbench.tasks.base import Sample
 from kvbench.tasks.work import Generate

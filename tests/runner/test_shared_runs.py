@@ -22,10 +22,10 @@ from kvbench.models.load import load_model
 from kvbench.models.spec import ModelConfig
 from kvbench.results.identity import run_id
 from kvbench.results.samples import MEASURED, DiskError, outputs
-from kvbench.runner import shared_prefill
+from kvbench.runner import shared_runs
 from kvbench.runner.resolve import material
 from kvbench.runner.run import answer_run
-from kvbench.runner.shared_prefill import run_sharing_refusal, run_together
+from kvbench.runner.shared_runs import run_sharing_refusal, run_together
 from kvbench.util.schema import build
 from tests.run_files import store_of
 from tests.run_support import ARCHITECTURE, METHODS, config
@@ -102,7 +102,7 @@ def prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(caches))
         return real(model, caches, *args, **more)
 
-    monkeypatch.setattr(shared_prefill, "read_prompts", read)
+    monkeypatch.setattr(shared_runs, "read_prompts", read)
     return counts
 
 
@@ -186,7 +186,7 @@ def test_methods_whose_prompt_depends_on_them_are_refused(method: str, options: 
 def test_prompts_go_to_the_host_or_are_read_singly_where_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefills: list[int], capsys: Any
 ) -> None:
-    monkeypatch.setattr(shared_prefill, "unused_memory", lambda device: 1e4)
+    monkeypatch.setattr(shared_runs, "unused_memory", lambda device: 1e4)
     results = run_together(few(tmp_path))
     assert [result["status"] for result in results] == ["ok"] * 3  # type: ignore[index]
     assert prefills == []
@@ -194,13 +194,13 @@ def test_prompts_go_to_the_host_or_are_read_singly_where_memory_is_short(
         capsys.readouterr().err
     )
     free = {"cuda": 1e4, "cpu": 1e12}
-    monkeypatch.setattr(shared_prefill, "unused_memory", lambda device: free[device.type])
-    monkeypatch.setattr(shared_prefill, "predicted_bytes", lambda strategies, batch: (10**6, 10**6))
+    monkeypatch.setattr(shared_runs, "unused_memory", lambda device: free[device.type])
+    monkeypatch.setattr(shared_runs, "predicted_bytes", lambda strategies, batch: (10**6, 10**6))
     loaded = type("Loaded", (), {"device": torch.device("cuda", 0)})()
     strategy: Any = type("Strategy", (), {"loaded": loaded})()
-    assert shared_prefill.choose_home([strategy], None) == (torch.device("cpu"), "")  # type: ignore[arg-type]
+    assert shared_runs.choose_home([strategy], None) == (torch.device("cpu"), "")  # type: ignore[arg-type]
     free["cuda"] = 1e7
-    assert shared_prefill.choose_home([strategy], None) == (None, "")  # type: ignore[arg-type]
+    assert shared_runs.choose_home([strategy], None) == (None, "")  # type: ignore[arg-type]
 
 
 def test_memory_that_runs_out_in_the_shared_prefill_costs_nothing(
@@ -209,7 +209,7 @@ def test_memory_that_runs_out_in_the_shared_prefill_costs_nothing(
     def read(*args: Any, **more: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(shared_prefill, "read_prompts", read)
+    monkeypatch.setattr(shared_runs, "read_prompts", read)
     results = run_together(few(tmp_path))
     assert [result["status"] for result in results] == ["ok"] * 3  # type: ignore[index]
     assert "out of memory in the shared prefill" in capsys.readouterr().err
@@ -233,7 +233,7 @@ def test_an_error_in_one_method_is_that_methods_alone(tmp_path: Path, monkeypatc
 
 
 def test_an_interruption_ends_all_and_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = shared_prefill.shared_rows, []
+    real, calls = shared_runs.shared_rows, []
 
     def rows(sessions: Any, samples: Any) -> Any:
         calls.append(len(sessions))
@@ -241,13 +241,13 @@ def test_an_interruption_ends_all_and_keeps_what_is_done(tmp_path: Path, monkeyp
             raise KeyboardInterrupt
         return real(sessions, samples)
 
-    monkeypatch.setattr(shared_prefill, "shared_rows", rows)
+    monkeypatch.setattr(shared_runs, "shared_rows", rows)
     runs = few(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run_together(runs)
     stored = [json.loads(path.read_text()) for path in tmp_path.glob("*/metrics.json")]
     assert [(metrics["status"], metrics["samples"]["done"]) for metrics in stored] == [("interrupted", 2)] * 3
-    monkeypatch.setattr(shared_prefill, "shared_rows", real)
+    monkeypatch.setattr(shared_runs, "shared_rows", real)
     assert [result["samples"]["done"] for result in run_together(runs)] == [3, 3, 3]  # type: ignore[index]
 
 
@@ -301,7 +301,7 @@ def test_an_error_of_one_configuration_is_its_own_result(tmp_path: Path, monkeyp
         start("an-id")
         raise ValueError("bad data")
 
-    monkeypatch.setattr(shared_prefill, "answer_run", single)
+    monkeypatch.setattr(shared_runs, "answer_run", single)
     wrong = config(tmp_path, runtime={"batch_size": 0})
     results = run_together(
         [wrong, config(tmp_path)], lambda *said: begun.append(said), lambda place, result: ended.append(place)
@@ -332,7 +332,7 @@ BATCH = SimpleNamespace(input_ids=torch.zeros(3, 100, dtype=torch.long), new_tok
 
 def test_the_memory_of_a_shared_prefill_by_hand() -> None:
     def of(*strategies: Strategy) -> tuple[int, int]:
-        return shared_prefill.predicted_bytes(strategies, BATCH)  # type: ignore[arg-type]
+        return shared_runs.predicted_bytes(strategies, BATCH)  # type: ignore[arg-type]
 
     token = 2 * 2 * 3 * 1 * 32 * 2  # keys and values, two layers, three prompts, 32 channels of 16 bits
     alive = 20 * 64 * 3 * 100 * 2  # of a mixture of experts, whose passes are not known
@@ -341,7 +341,7 @@ def test_the_memory_of_a_shared_prefill_by_hand() -> None:
     scores = 2 * 3 * 2 * 100 * 4  # float32 of every layer, prompt, head and token
     assert of(Strategy(), Strategy(8), Strategy(-3)) == (token * 100 + 11 * scores, alive)
     longer = SimpleNamespace(input_ids=BATCH.input_ids, new_tokens=10_000)
-    assert shared_prefill.predicted_bytes([Strategy()], longer)[1] == token * 10_100  # type: ignore[arg-type, list-item]
+    assert shared_runs.predicted_bytes([Strategy()], longer)[1] == token * 10_100  # type: ignore[arg-type, list-item]
 
 
 @pytest.mark.parametrize(
@@ -360,22 +360,22 @@ def test_the_prompts_of_a_shared_prefill_stay_where_there_is_room(
 ) -> None:
     """`free` and `host` are shares of what is needed there."""
     strategies: Any = [Strategy(device=device)]
-    kept, working = shared_prefill.predicted_bytes(strategies, BATCH)  # type: ignore[arg-type]
+    kept, working = shared_runs.predicted_bytes(strategies, BATCH)  # type: ignore[arg-type]
     rooms = {
-        "meta": free and free * (kept + working + 1) / shared_prefill.SHARE,
-        "cpu": host and host * (kept + 1) / shared_prefill.SHARE,
+        "meta": free and free * (kept + working + 1) / shared_runs.SHARE,
+        "cpu": host and host * (kept + 1) / shared_runs.SHARE,
     }
-    monkeypatch.setattr(shared_prefill, "unused_memory", lambda place: rooms[place.type])
-    where, reason = shared_prefill.choose_home(strategies, BATCH)  # type: ignore[arg-type]
+    monkeypatch.setattr(shared_runs, "unused_memory", lambda place: rooms[place.type])
+    where, reason = shared_runs.choose_home(strategies, BATCH)  # type: ignore[arg-type]
     assert where == (home and torch.device(home)) and (reason == "") == fits
     if not fits:
         assert f"0.0 GiB free on {device}" in reason
 
 
 def test_free_memory_is_that_of_the_gpu_or_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_prefill, "free_bytes", lambda device, limit: {("cuda", None): 5.0}[device.type, limit])
-    monkeypatch.setattr(shared_prefill, "free_memory", lambda: 7.0)
-    assert [shared_prefill.unused_memory(torch.device(name)) for name in ("cuda", "cuda:1", "cpu")] == [5.0, 5.0, 7.0]
+    monkeypatch.setattr(shared_runs, "free_bytes", lambda device, limit: {("cuda", None): 5.0}[device.type, limit])
+    monkeypatch.setattr(shared_runs, "free_memory", lambda: 7.0)
+    assert [shared_runs.unused_memory(torch.device(name)) for name in ("cuda", "cuda:1", "cpu")] == [5.0, 5.0, 7.0]
 
 
 class Cache:
@@ -416,9 +416,9 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         strategy._step("read", None)
         return SimpleNamespace(caches=caches, forget=dropped.append)
 
-    monkeypatch.setattr(shared_prefill, "KVCache", Cache)
-    monkeypatch.setattr(shared_prefill, "choose_home", lambda strategies, batch: (None, ""))
-    monkeypatch.setattr(shared_prefill, "_read_shared", read)
+    monkeypatch.setattr(shared_runs, "KVCache", Cache)
+    monkeypatch.setattr(shared_runs, "choose_home", lambda strategies, batch: (None, ""))
+    monkeypatch.setattr(shared_runs, "_read_shared", read)
     return dropped
 
 
@@ -437,7 +437,7 @@ def test_an_error_in_a_shared_prefill_is_that_of_the_methods_it_stops(
     forgotten: list[Any], steps: tuple[str, ...], expected: list[Any]
 ) -> None:
     sessions: Any = [Shares(*pair) for pair in zip("abc", steps, strict=True)]
-    results = shared_prefill._shared_results(sessions, [SimpleNamespace(id="sample")])  # type: ignore[list-item]
+    results = shared_runs._shared_results(sessions, [SimpleNamespace(id="sample")])  # type: ignore[list-item]
     assert [str(result) if isinstance(result, Exception) else result for result in results] == expected
     answering = [step not in ("cache",) for step in steps] if steps[0] not in ("batch", "read") else []
     assert len(forgotten) == sum(answering), "keys and values are held no longer than needed"

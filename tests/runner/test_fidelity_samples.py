@@ -12,7 +12,7 @@ import torch
 
 from kvbench.errors import ConfigError
 from kvbench.results.samples import read_samples
-from kvbench.runner import fidelity, fidelity_batch
+from kvbench.runner import fidelity_batch, fidelity_samples
 from kvbench.runner.references import References
 from kvbench.runner.run import answer_run
 from kvbench.tasks.work import CompareTokens
@@ -220,7 +220,7 @@ def test_so_many_windows_of_a_text_run_together(length, batch_size, span_rows, r
     """At most 8, and 16384 tokens; answers run as many at a time as other prompts do."""
     runtime = SimpleNamespace(batch_size=batch_size, span_rows=span_rows)
     works = [CompareTokens(ids=None if each is None else tuple(range(each))) for each in (length, length and 8)]
-    strategy = fidelity.Comparisons.__new__(fidelity.Comparisons)
+    strategy = fidelity_samples.Comparisons.__new__(fidelity_samples.Comparisons)
     object.__setattr__(strategy, "config", SimpleNamespace(runtime=runtime))
     assert strategy.size([SimpleNamespace(work=work) for work in works]) == rows
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvbench.metrics import fidelity as metrics
-from kvbench.results import fidelity
+from kvbench.results import fidelity_fold
 from kvbench.results.aggregate import scores
 from kvbench.results.columns import RunLine, of_scores, score_cell
 from kvbench.results.compare import Comparison, comparison_csv, comparison_markdown
@@ -74,13 +74,13 @@ def test_the_point_of_departure_is_censored_and_layers_are_averaged() -> None:
     left = [{"at": 3, "compared": 10, "gap": 0.5}, {"at": None, "compared": 12, "gap": None}]
     layers = [{"own": [0.1, 0.4], "total": [0.1, 0.6]}, {"own": [0.3, 0.2], "total": [0.3, 0.6]}]
     rows = [row(k, left=part, layers=layer) for k, (part, layer) in enumerate(zip(left, layers, strict=True))]
-    computed = fidelity.fold_fidelity_rows(rows)
+    computed = fidelity_fold.fold_fidelity_rows(rows)
     assert computed is not None
     assert computed["left"] == {"n": 2, "never": 0.5, "median": None, "compared": 11.0, "gap": 0.5}
     assert computed["layers"]["own"] == pytest.approx([0.2, 0.3]) and computed["layers"]["worst"] == 1
-    assert fidelity.departure(left[:1]) == {"n": 1, "never": 0.0, "median": 3.0, "compared": 10.0, "gap": 0.5}
-    assert fidelity.fold_fidelity_rows([{**row(0), "fidelity": None}]) is None
-    alone = fidelity.fold_fidelity_rows(rows[:1])
+    assert fidelity_fold.departure(left[:1]) == {"n": 1, "never": 0.0, "median": 3.0, "compared": 10.0, "gap": 0.5}
+    assert fidelity_fold.fold_fidelity_rows([{**row(0), "fidelity": None}]) is None
+    alone = fidelity_fold.fold_fidelity_rows(rows[:1])
     assert alone is not None and "low" not in alone["kld"] and alone["growth"] is None
 
 
@@ -90,15 +90,15 @@ def test_a_pair_of_runs_is_drawn_alike() -> None:
     b = [row(number, other_top=[1]) for number in range(7, -1, -1)]
     for part in b:
         part["fidelity"]["kld"] = [x + 0.25 for x in part["fidelity"]["kld"]]
-    computed = fidelity.pair_fidelity(a, b)
+    computed = fidelity_fold.pair_fidelity(a, b)
     assert computed is not None
     for name in ("kld_mean", "kld_p99_9"):
         assert computed[name]["diff"] == pytest.approx(0.25) and computed[name]["n"] == 8
         assert computed[name]["low"] == pytest.approx(0.25) and computed[name]["high"] == pytest.approx(0.25)
     assert computed["same_top"]["diff"] == pytest.approx(0.05)
-    same = fidelity.pair_fidelity(a, a)
+    same = fidelity_fold.pair_fidelity(a, a)
     assert same is not None and all(entry["low"] == entry["high"] == entry["diff"] == 0 for entry in same.values())
-    assert fidelity.pair_fidelity(a, [row(99)]) is None
+    assert fidelity_fold.pair_fidelity(a, [row(99)]) is None
 
 
 def test_percentiles_of_draws_are_numpys() -> None:
@@ -126,12 +126,12 @@ def answer(number: int, score: float, tokens: list[int]) -> dict[str, Any]:
 def test_flips_and_departures_of_free_answers() -> None:
     a = {r["id"]: r for r in (answer(0, 1, [1, 2, 3]), answer(1, 0.5, [1, 2]), answer(2, 0, [4]), answer(3, 1, [5]))}
     b = {r["id"]: r for r in (answer(0, 0.9, [1, 9, 3]), answer(1, 0, [1, 2]), answer(2, 1, [6]), answer(3, 1, [5]))}
-    computed = fidelity.flips_of(a, b, list(a))
+    computed = fidelity_fold.flips_of(a, b, list(a))
     assert computed is not None
     assert (computed["lost"], computed["won"], computed["flips"], computed["p"], computed["n"]) == (1, 1, 0.5, 1.0, 4)
-    left = fidelity.answers_left(a, b, list(a))
+    left = fidelity_fold.answers_left(a, b, list(a))
     assert left == {"n": 4, "never": 0.5, "median": None, "compared": 1.5, "gap": None}
-    assert fidelity.flips_of({"x": {"scores": {}}}, {"x": {"scores": {}}}, ["x"]) is None
+    assert fidelity_fold.flips_of({"x": {"scores": {}}}, {"x": {"scores": {}}}, ["x"]) is None
     comparison = Comparison(
         ("a", "b"),
         {"q": {"a": 0.6, "b": 0.7, "diff": 0.1, "stderr": 0.2, "n": 4, "nll": None}},
@@ -139,7 +139,7 @@ def test_flips_and_departures_of_free_answers() -> None:
         0,
         [],
         {"q": {"flips": computed, "left": left}},
-        {"q": fidelity.pair_fidelity([row(0), row(1)], [row(0, 2.0), row(1, 2.0)]) or {}},
+        {"q": fidelity_fold.pair_fidelity([row(0), row(1)], [row(0, 2.0), row(1, 2.0)]) or {}},
     )
     shown = comparison_markdown(comparison)
     assert "| q | 50.0 % | 1 | 1 | 1 | > 1.5 | 50 % | 4 |" in shown
@@ -167,23 +167,23 @@ def test_answers_without_scores_have_a_place_of_departure_and_no_flips() -> None
     rows = [{"0": answer(0, 1.0, tokens)} for tokens in ([1, 2, 3], [1, 5, 3])]
     for part in rows:
         part["0"]["scores"] = {}
-    entry = {"flips": fidelity.flips_of(*rows, ["0"]), "left": fidelity.answers_left(*rows, ["0"])}
+    entry = {"flips": fidelity_fold.flips_of(*rows, ["0"]), "left": fidelity_fold.answers_left(*rows, ["0"])}
     assert entry["flips"] is None
     assert answer_lines({"text": entry}) == [("text", "-", "-", "-", "-", "1", "0 %", "1")]
 
 
 def test_intervals_are_drawn_as_often_as_the_module_says(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(number) for number in range(3)]
-    counts = {measure: len(fidelity.drawn(rows, measure)) for measure in fidelity.MEASURES}
+    counts = {measure: len(fidelity_fold.drawn(rows, measure)) for measure in fidelity_fold.MEASURES}
     assert counts == {"kld_mean": 10_000, "kld_median": 1_000, "kld_p99_9": 1_000, "same_top": 10_000}
     for name in ("DRAWS", "PERCENTILE_DRAWS"):
-        monkeypatch.setattr(fidelity, name, 7)
-    assert {len(fidelity.drawn(rows, measure)) for measure in fidelity.MEASURES} == {7}
+        monkeypatch.setattr(fidelity_fold, name, 7)
+    assert {len(fidelity_fold.drawn(rows, measure)) for measure in fidelity_fold.MEASURES} == {7}
 
 
 def test_the_tokens_found_most_probable_are_counted_from_the_first_decoded_one() -> None:
     kld = [0.0] * 4
     decoded = {"fidelity": {"kld": kld, "other_top": [1, 4], "mode": "decode"}}
     simulated = {"fidelity": {"kld": kld, "other_top": [1, 3], "mode": "simulated"}}
-    assert fidelity.same_top(decoded).tolist() == [False, True, True, False]
-    assert fidelity.same_top(simulated).tolist() == [True, False, True, False]
+    assert fidelity_fold.same_top(decoded).tolist() == [False, True, True, False]
+    assert fidelity_fold.same_top(simulated).tolist() == [True, False, True, False]

@@ -139,8 +139,8 @@ class TextSpans:
     because nothing is generated.
 
     Args:
-        rows_at_once: number of spans per batch; ``auto``: on a GPU as many as fit (:mod:`kvbench.runner.perplexity`),
-            elsewhere `batch_size`.
+        rows_at_once: number of spans per batch; ``auto``: on a GPU as many as fit
+            (:mod:`kvbench.runner.span_likelihood`), elsewhere `batch_size`.
         batch_size: number of spans per batch where `rows_at_once` does not determine it.
         limit_gb: memory in GiB that the process may use on a GPU; None for no limit.
         graphs: whether steps may be captured as CUDA graphs, for methods whose tokens must go one by one.

@@ -14,9 +14,9 @@ from kvbench.cache.progress import Options
 from kvbench.errors import ConfigError, NonFiniteError
 from kvbench.methods.base import QUERY_TOKENS
 from kvbench.results.samples import MEASURED
-from kvbench.runner import perplexity
-from kvbench.runner.perplexity import TextSpans
+from kvbench.runner import span_likelihood
 from kvbench.runner.rows import Machine
+from kvbench.runner.span_likelihood import TextSpans
 from kvbench.tasks.base import Sample
 from kvbench.tasks.work import ScoreText
 from tests.run_support import ToyTask
@@ -69,9 +69,9 @@ def run(monkeypatch, samples, sums=(2.5, 4.0), max_length=WIDTH, report=None) ->
 
         return measured
 
-    monkeypatch.setattr(perplexity, "decode_nll", measure("decode", True))
-    monkeypatch.setattr(perplexity, "simulated_nll", measure("simulated", True))
-    monkeypatch.setattr(perplexity, "forward_nll", measure("forward", False))
+    monkeypatch.setattr(span_likelihood, "decode_nll", measure("decode", True))
+    monkeypatch.setattr(span_likelihood, "simulated_nll", measure("simulated", True))
+    monkeypatch.setattr(span_likelihood, "forward_nll", measure("forward", False))
     method: Any = Method()
     decode = lambda ids: " ".join(map(str, ids))  # noqa: E731
     loaded: Any = SimpleNamespace(
@@ -196,7 +196,7 @@ def test_a_batch_that_does_not_fit_is_halved_if_its_size_was_chosen_here(monkeyp
             raise torch.OutOfMemoryError("CUDA out of memory")
         return torch.arange(1.0, len(ids) + 1)
 
-    monkeypatch.setattr(perplexity, "decode_nll", measured)
+    monkeypatch.setattr(span_likelihood, "decode_nll", measured)
     samples = [span(name) for name in "abcde"]
     rows = spans("auto").rows(samples, first=True, report=None)
     assert tried == [5, 2, 3, 1, 2]
@@ -205,7 +205,7 @@ def test_a_batch_that_does_not_fit_is_halved_if_its_size_was_chosen_here(monkeyp
     for strategy in (spans(5), spans("auto", layout="tensor_parallel")):
         with pytest.raises(torch.OutOfMemoryError):
             strategy.rows(samples, first=True, report=None)
-    monkeypatch.setattr(perplexity, "decode_nll", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(span_likelihood, "decode_nll", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         spans("auto").rows(samples, first=True, report=None)
 

@@ -1,7 +1,7 @@
 """Writing partial attention results and merging them by log-sum-exp (flash decoding's second step).
 
 A program writes, for each query row, the largest score ``top``, the sum ``total`` of the weights 2**(score - top), and
-the weighted values ``acc``. Shapes and parameters as in :mod:`~kvbench.attention.triton.kernel`.
+the weighted values ``acc``. Shapes and parameters as in :mod:`~kvbench.attention.triton.decode_kernel`.
 """
 
 # mypy: ignore-errors
