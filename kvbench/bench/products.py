@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from kvbench.bench.choices import add_timing_options, positive_number, shape_of
 from kvbench.bench.clock import Time, copies, replayed, shown_ceiling, timed_cells
 from kvbench.bench.report import Recording, failure_reason
-from kvbench.linear import int4, kernel, layout, matvec
+from kvbench.linear import int4, layout, matvec, product_kernels
 from kvbench.profiling.roofline import Shape
 from kvbench.util.table import render_table
 
@@ -101,8 +101,8 @@ def kernel_product(x: Tensor, weight: int4.Int4Weight) -> Tensor:
         RuntimeError: the kernel cannot compute it.
     """
     half = weight.dtype == torch.float16
-    able = kernel.serves(x, weight.columns)
-    out = kernel.int4(x, weight.codes, weight.groups, weight.rows, weight.group, half, None) if able else None
+    able = product_kernels.serves(x, weight.columns)
+    out = product_kernels.int4(x, weight.codes, weight.groups, weight.rows, weight.group, half, None) if able else None
     if out is None:
         raise RuntimeError(f"kvbench's kernel does not serve {len(x)} rows of {x.dtype} on {x.device}")
     return out
