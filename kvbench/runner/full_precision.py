@@ -134,7 +134,7 @@ class FullPrecision:
             **digests(self.loaded.model),
             **self._dtypes(),
             "device": self.machine.device,
-            "code": codes.digest(codes.used(sources.shared(), on_gpu=on_gpu)),
+            "code": codes.digest(codes.used(sources.shared(), None, on_gpu=on_gpu)),
         }
         return References(Path(self.config.runtime.results_dir) / FOLDER / key, stamp, say)
 
