@@ -165,10 +165,10 @@ def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> di
     return {"samples": count, "parts": sorted(names, key=order)} if count else None
 
 
-def order(part: str) -> int:
+def order(part: str) -> tuple[int, str]:
     """Return a sort key for part names: ``method``, ``quantizer`` and ``task``, which users edit most, come first."""
     places = ("method", "quantizer", "task")
-    return places.index(part) if part in places else len(places) + (part == UNKNOWN)
+    return (places.index(part) if part in places else len(places) + (part == UNKNOWN)), part
 
 
 def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:

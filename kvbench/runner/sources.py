@@ -161,9 +161,7 @@ class _Package:
         mine = self.families if part in self.families else {part}
         others = [name for other, names in self.optional.items() if other not in mine for name in names]
         shut = tuple(f"{name}." for name in (*LEFT_OUT, *closed, *others, SCORING))
-        return lambda name: (
-            name.startswith("kvbench.") and name not in self.base and not f"{name}.".startswith(shut)
-        )
+        return lambda name: name.startswith("kvbench.") and name not in self.base and not f"{name}.".startswith(shut)
 
     def _place(self, name: str) -> Path | None:
         return self.files.get(name) if below(name, ("kvbench",)) else modules.find(name)
