@@ -143,7 +143,7 @@ def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
 
 
 def _agree(one: Code, other: Code) -> bool:
-    """Return True if two rows may be of one version: no part differs, and both lack only parts that they did not use."""
+    """Return True if two rows may be of one version: they differ only in which optional parts they record."""
     return all(
         one.get(part) == other.get(part) or (_optional(part) and not (part in one and part in other))
         for part in one.keys() | other.keys()

@@ -213,8 +213,8 @@ def _digest(*nodes: ast.AST) -> str:
 
 def _statements(node: ast.AST, place: str = "module") -> Iterator[tuple[ast.AST, str]]:
     """Yield the statements inside a node, each with where it stands: ``module``, ``function`` or ``types``."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(node, field, ()):
             yield child, place
             inside = "function" if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else place
             yield from _statements(child, "types" if place == "types" or for_types(child) else inside)

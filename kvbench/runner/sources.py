@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvbench.results import code as codes
-from kvbench.results.code import SCORER, Code
+from kvbench.results.code import Code
 from kvbench.runner import modules
 from kvbench.runner.modules import NATIVE, Module, below, own
 
@@ -44,42 +45,51 @@ OPTIONAL = {
 #: parts that are not named for their package
 _NAMES = {"methods": "method", "models": "model"}
 
-_QUANTIZERS, _METRICS = "kvbench.quantizers", "kvbench.metrics"
+_QUANTIZERS, _METRICS, _TASKS = "kvbench.quantizers", "kvbench.metrics", "kvbench.tasks"
+
+
+#: modules by name, of each part of the code
+Parts = dict[str, dict[str, Module]]
 
 
 def code(config: Mapping[str, Any]) -> Code:
-    """Return the digest of each part of the source code on which the outputs of a run depend.
+    """Return the digest of each part of the source code on which the outputs of a run depend (:func:`parts`).
 
-    Of `config`, only four things matter: the class of `method`, the class of `dataset`, whether there is a quantizer,
-    and whether ``model.dtype`` is ``auto``.
+    One is None if the part has no source file. The storage is among them, which is no digest.
+    """
+    return {**_digests(parts(config)), **codes.storage_now(config)}
 
-    Returns:
-        Digests by part of the code. ``method`` covers kvbench's methods and the user's modules that the method's class
-        needs, ``task`` those that the data set needs, without its scoring. The other parts are ``quantizer``,
-        ``scorer``, those of :func:`shared`, and the storage, which is no digest. One is None if the part has no source
-        file.
+
+def shared() -> Code:
+    """Return the digests of what all methods and data sets use of kvbench's code."""
+    return _digests(_Package().shared())
+
+
+def parts(config: Mapping[str, Any]) -> Parts:
+    """Return the modules on which the outputs of a run depend, by part of the code.
+
+    ``method`` has kvbench's methods and the user's modules that the method's class needs, ``task`` those that the data
+    set needs, without its scoring, which ``scorer`` has; ``quantizer`` has all of kvbench's if the run has a quantizer.
+    The others are what all runs share: a part for each package (``cache``, ``attention``, ...) with what a run may
+    execute on a CPU, one for the kernels of each package (``cache/kernels``), one for each family of kernels of
+    attention (``attention/cuda``), and those of :data:`OPTIONAL`. Of all parts with a slash, rows record only what they
+    used.
+
+    Of `config`, only three things matter: the class of `method`, the class of `dataset`, and whether there is a
+    quantizer.
     """
     quantizer = (config.get("quantizer") or {}).get("name") not in (None, "none")
     method, task = (str(config[group].get("_target_") or "") for group in ("method", "dataset"))
     package = _Package()
-    return {**package.method(method, quantizer), **package.task(task), **codes.storage_now(config)}
-
-
-def shared() -> Code:
-    """Return the digests of what all methods and data sets use of kvbench's code.
-
-    There is a part for each package (``cache``, ``attention``, ...) with what a run may execute on a CPU, one for the
-    kernels of each package (``cache/kernels``) and for each family of kernels of attention (``attention/cuda``), and
-    those of :data:`OPTIONAL`. Of the last three, rows record only what they used.
-    """
-    return _Package().shared()
+    return {**package.method(method, quantizer), **package.task(task)}
 
 
 class _Package:
     """kvbench's source files as they are now, and which of them every run may execute.
 
     Attributes:
-        files: the files of modules by name, with native sources (:func:`kvbench.runner.modules.files`).
+        files: the files of modules and native sources by name (:func:`kvbench.runner.modules.files`).
+        native: names of the native sources.
         families: the parts that are kernels of attention, one of which serves a step: the folders of
             `kvbench/attention/` with a module ``decode`` or native sources.
         optional: for each part that only some rows used, the modules through which it is reached, or packages of them.
@@ -89,56 +99,62 @@ class _Package:
 
     def __init__(self) -> None:
         self.files = modules.files("kvbench")
-        inside = [name.split(".") for name in self.files if name.startswith("kvbench.attention.")]
-        self.families = {f"attention/{names[2]}" for names in inside if names[3:] == ["decode"] or _native(names[-1])}
+        self.native = {name for name, path in self.files.items() if path.suffix in NATIVE}
+        inside = [(name, name.split(".", 3)) for name in self.files if name.startswith("kvbench.attention.")]
+        self.families = {
+            f"attention/{parts[2]}"
+            for name, parts in inside
+            if parts[3:] == ["decode"] or (parts[3:] and name in self.native)
+        }
         self.optional = {part: (f"kvbench.{part.replace('/', '.')}",) for part in self.families} | OPTIONAL
         self.base: dict[str, Module] = {}
         found = modules.reached(ROOTS, self._outside(CHOSEN), self._place)
         self.kernels = {name for name, module in found.items() if module.kernel}
         self.base = _without(found, self.kernels)
 
-    def shared(self) -> Code:
-        """See :func:`shared`."""
-        packages: dict[str, dict[str, Module]] = {}
+    def shared(self) -> Parts:
+        """Return the parts that all runs share."""
+        found: Parts = {}
         for name, module in self.base.items():
-            packages.setdefault(name.split(".")[1], {})[name] = module
-        digests = {_NAMES.get(package, package): _digest(found) for package, found in packages.items()}
+            package = name.split(".")[1]
+            found.setdefault(_NAMES.get(package, package), {})[name] = module
         roots = {part: [name for name in self.files if below(name, names)] for part, names in self.optional.items()}
-        for name in self.files:
-            if name in self.kernels or _native(name):
-                roots.setdefault(self._home(name), []).append(name)
-        return digests | {part: self._optional_digest(part, names) for part, names in roots.items()}
+        for name in self.kernels | self.native:
+            roots.setdefault(self._home(name), []).append(name)
+        return found | {part: self._reached_by(part, names) for part, names in roots.items()}
 
-    def method(self, target: str, quantized: bool) -> Code:
-        """Return the digests of a method's own code and its quantizers, and of all that runs share.
+    def method(self, target: str, quantized: bool) -> Parts:
+        """Return a method's own part and its quantizers', and all that runs share.
 
         The kernels that only this method uses count among those of their packages.
         """
-        found, home = self._needed(target, ("kvbench.tasks",)), target.rpartition(".")[0]
+        found, home = self._needed(target, (_TASKS,)), target.rpartition(".")[0]
         self.kernels |= {name for name, module in found.items() if module.kernel}
         quantizers = {
             name: module
             for name, module in found.items()
             if below(name, (_QUANTIZERS,)) or (module.quantizer and name != home and own(name))
         }
-        rest = {name: module for name, module in self.base.items() if below(name, ("kvbench.methods",))}
-        rest |= _without(found, self.kernels | quantizers.keys())
+        rest = _without(found, self.kernels | quantizers.keys())
+        if found or home in self.base:
+            rest |= {name: module for name, module in self.base.items() if below(name, ("kvbench.methods",))}
         if quantized:
             names = [name for name in self.files if below(name, (_QUANTIZERS,))]
             quantizers |= modules.reached(names, lambda name: False, self._place)
-        known = found or home in self.base
-        return {**self.shared(), "method": _digest(rest) if known else None, "quantizer": _digest(quantizers)}
+        return {**self.shared(), "method": rest, "quantizer": quantizers}
 
-    def task(self, target: str) -> Code:
-        """Return the digests of a data set's own code and of its scorer.
+    def task(self, target: str) -> Parts:
+        """Return a data set's own part and its scorer's.
 
         They are separate because an edited scorer needs no new predictions: the stored ones are scored again.
         """
-        found = self._needed(target, ("kvbench.methods", *CHOSEN[:-1], _METRICS))
+        others = [package for package in CHOSEN if package != _TASKS]
+        found = self._needed(target, ("kvbench.methods", *others, _METRICS))
         metrics = {name for module in found.values() for name in module.imports if below(name, (_METRICS,))}
         scorers = modules.reached([SCORING, *metrics], lambda name: below(name, (_METRICS,)), self._place)
-        members = {f"{name}:score": module.scorer for name, module in found.items() if module.scorer}
-        return {"task": _digest(found, scored=False), codes.SCORER: _digest(scorers, members) if found else None}
+        scorers |= {f"{name}:score": Module(module.scorer, "") for name, module in found.items() if module.scorer}
+        unscored = {name: replace(module, digest=module.unscored) for name, module in found.items()}
+        return {"task": unscored, codes.SCORER: scorers if found else {}}
 
     def _needed(self, target: str, closed: tuple[str, ...]) -> dict[str, Module]:
         """Return the module of the class `target`, and all that it imports beside the base.
@@ -166,15 +182,15 @@ class _Package:
     def _place(self, name: str) -> Path | None:
         return self.files.get(name) if below(name, ("kvbench",)) else modules.find(name)
 
-    def _optional_digest(self, part: str, names: Iterable[str]) -> str | None:
-        """Return the digest of an optional part: modules and native sources, and what they import beside the base.
+    def _reached_by(self, part: str, names: Iterable[str]) -> dict[str, Module]:
+        """Return the modules and native sources of an optional part, and what they import beside the base.
 
         The native sources of all families of kernels count whose modules are among them.
         """
         found = modules.reached(names, self._outside(CHOSEN, part), self._place, kernels=True)
         homes = {self._home(name) for name in found} & self.families
-        native = [name for name in self.files if _native(name) and self._home(name) in homes]
-        return _digest(found | modules.reached(native, lambda name: False, self._place))
+        native = [name for name in self.native if self._home(name) in homes]
+        return found | modules.reached(native, lambda name: False, self._place)
 
     def _home(self, name: str) -> str:
         """Return the part to which a kernel's source belongs: its family of attention, or its package's kernels."""
@@ -183,29 +199,22 @@ class _Package:
         return family if family in self.families else f"{package}/kernels"
 
 
-def _native(name: str) -> bool:
-    return name.endswith(NATIVE)
-
-
 def _without(found: Mapping[str, Module], others: Collection[str]) -> dict[str, Module]:
     return {name: module for name, module in found.items() if name not in others}
 
 
-def _digest(found: Mapping[str, Module], more: Mapping[str, str] | None = None, *, scored: bool = True) -> str | None:
-    """Return one digest over modules and their data files, or None if there are none.
+def _digests(parts: Parts) -> Code:
+    return {part: _digest(found) for part, found in parts.items()}
 
-    Args:
-        more: further digests by name.
-        scored: False: without the class members that score answers.
-    """
-    digests = dict(more or {})
+
+def _digest(found: Mapping[str, Module]) -> str | None:
+    """Return one digest over modules and their data files, or None if there are none."""
+    digests = {name: module.digest for name, module in found.items()}
     for name, module in found.items():
-        digests[name] = module.digest if scored else module.unscored
         for file, path in module.data.items():
-            # kvbench's native sources are modules of their own
-            data = None if below(name, ("kvbench",)) and _native(file) else modules.load(file, path)
+            # kvbench's native sources have entries of their own
+            of_kernels = below(name, ("kvbench",)) and path.suffix in NATIVE
+            data = None if of_kernels else modules.load(file, path)
             digests |= {} if data is None else {f"{name}:{file}": data.digest}
-    if not digests:
-        return None
     text = "\n".join(f"{name} {digest}" for name, digest in sorted(digests.items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS] if digests else None

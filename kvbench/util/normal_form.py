@@ -47,6 +47,9 @@ def _write(node: Any, words: list[str]) -> None:
                 child = [part for part in child if not _idle(part)]
             if (child is None or child == []) and kind is not ast.Constant:  # a constant's value may be None
                 continue
+            if type(child) is str:  # most leaves: not worth a call
+                words.append(f"{heading}str:{child!a}")
+                continue
             words.append(heading)
             _write(child, words)
         words.append(")")
