@@ -117,7 +117,8 @@ def reached(
         kernels: True to follow what kernels import too.
     """
     found: dict[str, Module] = {}
-    waiting, seen = list(names), set(names)
+    waiting = list(names)
+    seen = set(waiting)
     while waiting:
         name = waiting.pop()
         package, _, last = name.rpartition(".")
@@ -213,8 +214,8 @@ def _digest(*nodes: ast.AST) -> str:
 
 def _statements(node: ast.AST, place: str = "module") -> Iterator[tuple[ast.AST, str]]:
     """Yield the statements inside a node, each with where it stands: ``module``, ``function`` or ``types``."""
-    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
-        for child in getattr(node, field, ()):
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(node, name, ()):
             yield child, place
             inside = "function" if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else place
             yield from _statements(child, "types" if place == "types" or for_types(child) else inside)

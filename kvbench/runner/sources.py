@@ -9,7 +9,7 @@ treated like kvbench's.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from kvbench.results import code as codes
 from kvbench.results.code import Code
 from kvbench.runner import modules
 from kvbench.runner.modules import NATIVE, Module, below, own
+from kvbench.util.confdir import options, read_choice
 
 #: hexadecimal digits of a digest
 DIGITS = 12
@@ -36,6 +37,8 @@ LEFT_OUT = tuple(
 )
 #: packages of which a run uses what its method, its quantizer and its data set import
 CHOSEN = ("kvbench.calibration", "kvbench.quantizers", "kvbench.retrieval", "kvbench.tasks")
+#: options that name further code: another choice of the group, or a class of the user's
+NAMED = {"method": ("draft", "press"), "dataset": ("over",)}
 #: parts that only some rows used (:func:`kvbench.results.code.used`), and the modules through which they are reached
 OPTIONAL = {
     codes.STEPS: ("kvbench.decoding.graphs", "kvbench.decoding.recorded", "kvbench.decoding.rounds"),
@@ -45,7 +48,11 @@ OPTIONAL = {
 #: parts that are not named for their package
 _NAMES = {"methods": "method", "models": "model"}
 
-_QUANTIZERS, _METRICS, _TASKS = "kvbench.quantizers", "kvbench.metrics", "kvbench.tasks"
+#: packages that a method or a data set does not add to what runs share
+_BESIDE = ("kvbench.config", "kvbench.runner")
+
+_FORMATS, _QUANTIZERS = "kvbench.cache.segments", "kvbench.quantizers"
+_METRICS, _TASKS = "kvbench.metrics", "kvbench.tasks"
 
 
 #: modules by name, of each part of the code
@@ -75,13 +82,25 @@ def parts(config: Mapping[str, Any]) -> Parts:
     attention (``attention/cuda``), and those of :data:`OPTIONAL`. Of all parts with a slash, rows record only what they
     used.
 
-    Of `config`, only three things matter: the class of `method`, the class of `dataset`, and whether there is a
-    quantizer.
+    Of `config`, only the classes of `method` and `dataset` matter (:func:`targets`), and whether there is a quantizer.
     """
     quantizer = (config.get("quantizer") or {}).get("name") not in (None, "none")
-    method, task = (str(config[group].get("_target_") or "") for group in ("method", "dataset"))
     package = _Package()
-    return {**package.method(method, quantizer), **package.task(task)}
+    return {**package.method(targets(config, "method"), quantizer), **package.task(targets(config, "dataset"))}
+
+
+def targets(config: Mapping[str, Any], group: str) -> tuple[str, ...]:
+    """Return the class of a configuration's method or data set, and the further ones that its options name.
+
+    Those are options of :data:`NAMED`: ``dataset.over=gsm8k``, ``method.draft=kivi``, ``method.press=mine.Press``.
+    """
+    found = [str(config[group].get("_target_") or "")]
+    for value in filter(None, (config[group].get(key) for key in NAMED[group])):
+        choice = options(group).get(str(value))
+        target = str(value if choice is None else read_choice(choice).get("_target_"))
+        if below(target, ("kvbench",)) or own(target.rpartition(".")[0]):
+            found.append(target)
+    return tuple(found)
 
 
 class _Package:
@@ -123,12 +142,12 @@ class _Package:
             roots.setdefault(self._home(name), []).append(name)
         return found | {part: self._reached_by(part, names) for part, names in roots.items()}
 
-    def method(self, target: str, quantized: bool) -> Parts:
-        """Return a method's own part and its quantizers', and all that runs share.
+    def method(self, classes: Sequence[str], quantized: bool) -> Parts:
+        """Return a method's own part and its quantizers', and all that runs share; `classes` are its :func:`targets`.
 
         The kernels that only this method uses count among those of their packages.
         """
-        found, home = self._needed(target, (_TASKS,)), target.rpartition(".")[0]
+        found, home = self._needed(classes, (_TASKS,)), classes[0].rpartition(".")[0]
         self.kernels |= {name for name, module in found.items() if module.kernel}
         quantizers = {
             name: module
@@ -136,6 +155,10 @@ class _Package:
             if below(name, (_QUANTIZERS,)) or (module.quantizer and name != home and own(name))
         }
         rest = _without(found, self.kernels | quantizers.keys())
+        # formats that the method names, such as KVQuant's, quantize by themselves
+        formats = modules.reached(found, lambda name: below(name, (_FORMATS,)), self._place)
+        used = {name for module in formats.values() for name in module.imports if below(name, (_QUANTIZERS,))}
+        quantizers |= modules.reached(used, lambda name: below(name, (_QUANTIZERS,)), self._place)
         if found or home in self.base:
             rest |= {name: module for name, module in self.base.items() if below(name, ("kvbench.methods",))}
         if quantized:
@@ -143,31 +166,33 @@ class _Package:
             quantizers |= modules.reached(names, lambda name: False, self._place)
         return {**self.shared(), "method": rest, "quantizer": quantizers}
 
-    def task(self, target: str) -> Parts:
-        """Return a data set's own part and its scorer's.
+    def task(self, classes: Sequence[str]) -> Parts:
+        """Return a data set's own part and its scorer's; `classes` are its :func:`targets`.
 
         They are separate because an edited scorer needs no new predictions: the stored ones are scored again.
         """
         others = [package for package in CHOSEN if package != _TASKS]
-        found = self._needed(target, ("kvbench.methods", *others, _METRICS))
+        found = self._needed(classes, ("kvbench.methods", *others, _METRICS))
         metrics = {name for module in found.values() for name in module.imports if below(name, (_METRICS,))}
         scorers = modules.reached([SCORING, *metrics], lambda name: below(name, (_METRICS,)), self._place)
         scorers |= {f"{name}:score": Module(module.scorer, "") for name, module in found.items() if module.scorer}
         unscored = {name: replace(module, digest=module.unscored) for name, module in found.items()}
         return {"task": unscored, codes.SCORER: scorers if found else {}}
 
-    def _needed(self, target: str, closed: tuple[str, ...]) -> dict[str, Module]:
-        """Return the module of the class `target`, and all that it imports beside the base.
+    def _needed(self, classes: Sequence[str], closed: tuple[str, ...]) -> dict[str, Module]:
+        """Return the modules of classes, and all that they import beside the base.
 
-        The user's modules and those of the class's own top-level package are followed, and of kvbench's all but those
-        in `closed`.
+        The user's modules and those of a class's own top-level package are followed, and of kvbench's all but those in
+        `closed`.
         """
-        top, inside = target.partition(".")[0], self._outside(("kvbench.runner", "kvbench.config", *closed))
+        tops, inside = {name.partition(".")[0] for name in classes}, self._outside((*_BESIDE, *closed))
 
         def enters(name: str) -> bool:
-            return inside(name) if below(name, ("kvbench",)) else below(name, (top,)) or own(name)
+            if below(name, ("kvbench",)):
+                return inside(name)
+            return below(name, tops) or own(name) or own(name.rpartition(".")[0])  # a module, or what it holds
 
-        return modules.reached([target] if target else [], enters, self._place)
+        return modules.reached(filter(None, classes), enters, self._place)
 
     def _outside(self, closed: tuple[str, ...], part: str = "") -> Callable[[str], bool]:
         """Return a predicate for modules of kvbench that are neither in the base nor in `closed`, nor optional.
@@ -187,7 +212,7 @@ class _Package:
 
         The native sources of all families of kernels count whose modules are among them.
         """
-        found = modules.reached(names, self._outside(CHOSEN, part), self._place, kernels=True)
+        found = modules.reached(names, self._outside((_QUANTIZERS,), part), self._place, kernels=True)
         homes = {self._home(name) for name in found} & self.families
         native = [name for name in self.native if self._home(name) in homes]
         return found | modules.reached(native, lambda name: False, self._place)

@@ -74,7 +74,7 @@ def test_imports_and_names_are_those_of_the_source(write) -> None:
         ("if TYPE_CHECKING:\n    import a\ndef __getattr__(name): ...\n", {"a"}),
         ("if TYPE_CHECKING:\n    import a\nelse:\n    import b\n", {"a", "b"}),
         ("try:\n    import a\nexcept ImportError:\n    import b\nfinally:\n    import c\n", {"a", "b", "c"}),
-        ("with x:\n    import a\nclass A:\n    def f(self):\n        async def g():\n            import b\n", {"a", "b"}),
+        ("with x:\n    import a\nclass A:\n    def f(self):\n        async def g():\n            import b", {"a", "b"}),
         ("match x:\n    case 1:\n        import a\n", {"a"}),
     ],
 )
