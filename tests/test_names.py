@@ -19,7 +19,7 @@ EVERYWHERE = {"main"}
 SHARED: Mapping[tuple[str, ...], frozenset[str]] = {
     ("attend", "refuses"): frozenset(  # kernels of a decode step, among which kvbench.attention.fused picks
         f"kvbench/attention/{module}.py"
-        for module in ("codebook/decode", "cuda/decode", "triton/decode", "triton/observed")
+        for module in ("codebook/decode", "cpu/decode", "cuda/decode", "triton/decode", "triton/observed")
     ),
     ("kernel_form", "launch_pack", "pack_group"): frozenset(  # kvbench.cache.kernels.pack_together.families
         f"kvbench/cache/kernels/{module}.py" for module in ("clipped", "engine", "kvarn")

@@ -135,14 +135,14 @@ def channels(groups: dict[str, dict[str, Any]], out: Path | None) -> str:
     task = load_task(groups["dataset"])
 
     from kvbench.analysis.analyse import texts
-    from kvbench.analysis.outliers import channel_ratios, page
+    from kvbench.analysis.largest_channels import channel_page, channel_ratios
     from kvbench.config.run_config import RuntimeConfig
     from kvbench.models.load import load_model
     from kvbench.util import atomic
 
     loaded = load_model(model, build(RuntimeConfig, groups["runtime"], "runtime"))
     prompts = texts(samples(task, loaded.tokenizer), loaded, model, 1)
-    table = page(loaded.name, channel_ratios(loaded, prompts), sum(len(prompt.ids) for prompt in prompts))
+    table = channel_page(loaded.name, channel_ratios(loaded, prompts), sum(len(prompt.ids) for prompt in prompts))
     if out is not None:
         atomic.replace_file(out, table.encode())
     return table

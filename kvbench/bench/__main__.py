@@ -68,11 +68,11 @@ COMMANDS = {
     ),
     "latency": Command(
         "fold points of several processes: medians, spread, time as a line over length; needs no GPU",
-        "recorded:add_latency_options", "recorded:fold_latency", measures=False,
+        "recorded_times:add_latency_options", "recorded_times:fold_latency", measures=False,
     ),
     "goodput": Command(
         "simulate requests over recorded step times: how many keep limits on TTFT and TPOT; needs no GPU",
-        "recorded:add_goodput_options", "recorded:simulate_goodput", measures=False,
+        "recorded_times:add_goodput_options", "recorded_times:simulate_goodput", measures=False,
     ),
     "cpu": Command(
         "time packed caches against fp16's on this CPU; needs no GPU",

@@ -81,7 +81,7 @@ def measure_cpu(args: argparse.Namespace) -> int:
             for line in process.stdout:
                 row = {"set": name, **json.loads(line)}
                 rows.append(row)
-                print(shown(row), flush=True)
+                print(bench_line(row), flush=True)
         if process.returncode:
             return process.returncode
     from kvbench.bench import report
@@ -94,7 +94,7 @@ def measure_cpu(args: argparse.Namespace) -> int:
     return int(any(not row["right"] for row in rows))
 
 
-def shown(row: Mapping[str, Any]) -> str:
+def bench_line(row: Mapping[str, Any]) -> str:
     """Format a row for the screen: name, instruction set, threads, times in ms, ratio and its gate, check of values."""
     gate = row["gate"] * (AVX2_SHARE if row["set"] == "avx2" else 1)
     return (
@@ -143,7 +143,7 @@ def ratios(
         min((value, key[1]) for key, value in times.items() if key[0] == what) for what in ("fp16", setting)
     )
     return {
-        "name": name, "kernel": build.name(), "threads": threads, "gate": GATES[name], "fp16_ms": fp16_ms,
+        "name": name, "kernel": build.kernel_name(), "threads": threads, "gate": GATES[name], "fp16_ms": fp16_ms,
         "fp16_in": fp16_in, "ms": ms, "in": arithmetic, "ratio": fp16_ms / ms,
         "all_ms": {" ".join(key): value for key, value in times.items()}, "right": right, "check": check,
     }  # fmt: skip
@@ -173,8 +173,8 @@ def attention(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]
             errors.append(
                 relative_error(decode.attend(query, work, scaling), dequantized_attention(query, work, scaling))
             )
-            contenders["packed", named(dtype)] = partial(decode.attend, query, work, scaling)
-            contenders["fp16", named(dtype)] = partial(sdpa, query, stored, scaling)
+            contenders["packed", dtype_label(dtype)] = partial(decode.attend, query, work, scaling)
+            contenders["fp16", dtype_label(dtype)] = partial(sdpa, query, stored, scaling)
         times = least(contenders, args.runs, threads)
         right = errors[0] < 4.5e-3 and errors[1] < 2e-5
         yield ratios(name, threads, times, "packed", right, f"error {errors[0]:.1e}, {errors[1]:.1e}")
@@ -187,7 +187,7 @@ def sdpa(query: Any, stored: Any, scaling: float) -> Any:
     return one_token(query, stored[0].to(query.dtype), stored[1].to(query.dtype), scaling)
 
 
-def named(dtype: Any) -> str:
+def dtype_label(dtype: Any) -> str:
     """Return torch's name of a dtype."""
     return str(dtype).removeprefix("torch.")
 
@@ -208,7 +208,7 @@ def models(tiny: bool) -> dict[str, Any]:
     for dtype in (torch.bfloat16, torch.float32):
         model = random_model(config, dtype, "cpu", seed=1)
         record_placement(model, Placement(storage=torch.bfloat16))
-        made[named(dtype)] = model
+        made[dtype_label(dtype)] = model
     return made
 
 
@@ -243,9 +243,12 @@ def steps(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]]:
                 if setting != "fp16":
                     twin = cache.clone()
                     twin.options = Options(kernels="reference")
-                    wanted, found = step(model, twin, batch).float(), step(model, cache, batch).float()
+                    wanted, found = (
+                        decode_logits(model, twin, batch).float(),
+                        decode_logits(model, cache, batch).float(),
+                    )
                     checks[setting, arithmetic] = float((found - wanted).norm() / wanted.norm()), cache.path
-                contenders[setting, arithmetic] = partial(step, model, cache, batch)
+                contenders[setting, arithmetic] = partial(decode_logits, model, cache, batch)
         times = least(contenders, args.runs, threads)
         for setting in settings:
             mine = {key: value for key, value in times.items() if key[0] in ("fp16", setting)}
@@ -255,7 +258,7 @@ def steps(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]]:
             yield ratios(f"step {shape} {setting}", threads, mine, setting, right, check)
 
 
-def step(model: Any, cache: Any, batch: int) -> Any:
+def decode_logits(model: Any, cache: Any, batch: int) -> Any:
     """Run a decode step and return its logits."""
     import torch
 

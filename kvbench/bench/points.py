@@ -15,7 +15,7 @@ from typing import Any
 
 from kvbench.bench.choices import fixed_batches, model_config, point_file
 from kvbench.bench.point_table import NOTES, point_cells, point_table
-from kvbench.bench.recorded import measure_in_processes
+from kvbench.bench.recorded_times import measure_in_processes
 from kvbench.bench.report import Recording, Row, failed_row
 from kvbench.cache.progress import Options
 from kvbench.config.run_config import RuntimeConfig

@@ -113,7 +113,7 @@ def runs_of(sweep: Sweep, results: Path) -> Path:
 class Code:
     """Callable that takes a configuration and returns digests of the present source code that it would run.
 
-    Configurations share cached digests if they have the same method class and data-set class, and if both or neither
+    Configurations share cached digests if they name the same classes of methods and data sets, and if both or neither
     use a quantizer. Use a new instance for each report, because an instance does not notice later changes of the source
     files.
     """
@@ -124,7 +124,7 @@ class Code:
     def __call__(self, config: Mapping[str, Any]) -> codes.Code:
         """Return the digests for a configuration (:func:`kvbench.runner.sources.code`)."""
         quantizer = (config.get("quantizer") or {}).get("name")
-        targets = (str(config[group].get("_target_")) for group in ("method", "dataset"))
+        targets = (str(sources.targets(config, group)) for group in ("method", "dataset"))
         key = (*targets, str(quantizer in (None, "none")), str(codes.storage_now(config)))
         if key not in self._known:
             self._known[key] = sources.code(config)

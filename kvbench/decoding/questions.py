@@ -85,6 +85,8 @@ def ask(
                 model, twin, token, stopping, sampling, generators, max_new_tokens, 0, speculation
             )
             steps = [turn.seconds for turn in rounds]
+        for layer, copied in zip(cache.kv_layers, twin.kv_layers, strict=True):
+            layer.paths |= copied.paths  # the caller asks `cache` which kernels served
         results.append(
             Generation(
                 tokens=stopping.tokens,

@@ -130,7 +130,7 @@ def store(logs: Logs, model: CachedLM, folder: Path) -> Path | None:
     on_gpu = model.loaded.device.type == "cuda"
     where = environment(str(model.loaded.device), model.machine.device, model.machine.dtypes())
     for row in rows:
-        row[MEASURED]["code"] = codes.used(current, on_gpu=on_gpu)
+        row[MEASURED]["code"] = codes.used(current, row, on_gpu=on_gpu)
     with run.hold():
         run.start(config, where)
         run.recover()

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from kvbench.errors import ConfigError, nearest
 from kvbench.models import checkpoint
 from kvbench.models.gguf.convert import converted
-from kvbench.models.gguf.place import is_gguf, label
+from kvbench.models.gguf.place import gguf_label, is_gguf
 from kvbench.models.locate import Description, fetch_description
 from kvbench.models.outliers import NONE, named
 from kvbench.models.spec import BUNDLED, is_random, is_repository, local_folder, without_secrets
@@ -153,7 +153,7 @@ def _folder_name(path: Any) -> str:
     if text.startswith(BUNDLED):
         return text.removeprefix(BUNDLED)
     if _is_gguf_file(text):
-        return label(text)
+        return gguf_label(text)
     folder = Path(text).expanduser().absolute()
     match = _SNAPSHOT.search(folder.as_posix())
     return f"{match['owner']}/{match['name']}@{match['commit']}" if match else folder.resolve().name or text

@@ -48,9 +48,13 @@ def make_outliers(name: str, model: PreTrainedModel, chosen: Outliers) -> None:
     kind = type(model).__name__
     normed = sorted({part for module in attentions(model) for part in ("k_norm", "q_norm") if hasattr(module, part)})
     if normed:
-        raise _refused(name, f"{kind} norms its keys after their projection ({', '.join(normed)}), which undoes them")
+        raise _outlier_refusal(
+            name, f"{kind} norms its keys after their projection ({', '.join(normed)}), which undoes them"
+        )
     if text.model_type not in SERVED:
-        raise _refused(name, f"{kind} is none of the architectures whose channels are known: {', '.join(SERVED)}")
+        raise _outlier_refusal(
+            name, f"{kind} is none of the architectures whose channels are known: {', '.join(SERVED)}"
+        )
     size, groups = head_dim(model), kv_heads(model)
     rope = getattr(text, "rope_parameters", None) or {}
     rotary = int(size * (rope.get("partial_rotary_factor") or getattr(text, "partial_rotary_factor", None) or 1))
@@ -77,7 +81,7 @@ def _parts(name: str, module: nn.Module, queries: int, keys: int) -> dict[str, l
     every = [fused, module.o_proj] if fused is not None else [*linears.values()]
     for linear in every:
         if type(linear).__name__ != "Linear" or not linear.weight.is_floating_point():  # type: ignore[union-attr]
-            raise _refused(name, f"its weights are not plain ones ({type(linear).__name__})")
+            raise _outlier_refusal(name, f"its weights are not plain ones ({type(linear).__name__})")
     if fused is None:
         parts = {letter: _rows(linears[letter]) for letter in "qkv"}
     else:
@@ -96,7 +100,7 @@ def _scale(rows: list[Tensor], channels: list[int], size: int, factor: float) ->
         tensor.unflatten(0, (-1, size))[:, channels] *= factor
 
 
-def _refused(name: str, reason: str) -> ModelError:
+def _outlier_refusal(name: str, reason: str) -> ModelError:
     return ModelError(
         f"model {name}: model.outliers cannot be made: {reason}.\n"
         "  hint: choose a model such as Llama, Mistral or Qwen2 with its own weights, or model.outliers=none"

@@ -6,6 +6,7 @@ The parts are, for example, the method, the quantizer, the task, the scorer and 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,12 +19,16 @@ Code = dict[str, str | None]
 UNKNOWN = "unknown"
 #: the part whose changes need no new predictions: stored predictions are scored again
 SCORER = "scorer"
-#: the part that matters only on a GPU
-KERNELS = "kernels"
+#: captured decode steps: a part that rows record only if a GPU replayed some
+STEPS = "decoding/steps"
+#: what measures points of time and memory, and what compares predictions with fp16's: parts of such rows alone
+POINTS, FIDELITY = "runner/points", "runner/fidelity"
+#: what rows record of the kernels of each package, used on a GPU
+_KERNELS = "kernels"
 #: dtype of what caches store in full precision, under ``model.dtype=auto``: no code, but rows of another one are older
 STORAGE = "storage"
-#: parts that may differ between a method's run and the fp16 run it is paired with
-_OWN = ("method", "quantizer", SCORER, KERNELS)
+#: parts that may differ between a method's run and the fp16 run it is paired with, as optional ones may
+_OWN = ("method", "quantizer", SCORER)
 
 _DIGITS = 12
 
@@ -49,9 +54,39 @@ def storage_now(config: Mapping[str, Any]) -> Code:
     return {STORAGE: "16 bits"} if (config.get("model") or {}).get("dtype") == "auto" else {}
 
 
-def used(code: Code, *, on_gpu: bool) -> Code:
-    """Select the parts of the code that can affect a result on a GPU (all) or on a CPU (all but the GPU kernels)."""
-    return {part: value for part, value in code.items() if on_gpu or part != KERNELS}
+def used(code: Code, row: Row | None, *, on_gpu: bool) -> Code:
+    """Select the parts of the code that a row has used. Of parts with a slash in their name, it used only some.
+
+    These are the kernels of attention that its path names (``attention/cuda``), on a GPU the kernels of each package
+    (``cache/kernels``) and captured steps, and what made figures that only some rows have.
+
+    Args:
+        row: the row without its code; None for all that rows may use on the device.
+    """
+    return {part: value for part, value in code.items() if not _optional(part) or _used(part, row, on_gpu)}
+
+
+def _optional(part: str) -> bool:
+    """Return True for parts that only some rows used; rows of older versions have one for all kernels."""
+    return "/" in part or part == _KERNELS
+
+
+def _used(part: str, row: Row | None, on_gpu: bool) -> bool:
+    package, _, name = part.partition("/")
+    family = package == "attention" and name != _KERNELS
+    if row is None:
+        return on_gpu or family or part in (POINTS, FIDELITY)
+    measured = row.get(MEASURED, {})
+    point = measured.get("point") or {}
+    if part in (POINTS, FIDELITY):
+        return bool(point) if part == POINTS else "fidelity" in row
+    if family:
+        path = (measured.get("attention") or {}).get("path") or "none"
+        # the path is that of the target's cache alone, and is unknown where nothing was decoded with it
+        known = path != "none" and "speculation" not in row and "speculation" not in point
+        return not known or re.search(rf"(^|\+){re.escape(name)}\b", path) is not None
+    eager = str(measured.get("stepping", point.get("stepping"))).startswith("eager")
+    return on_gpu and not (part == STEPS and eager)
 
 
 def code_digest(code: Code | None) -> str:
@@ -85,19 +120,34 @@ def changed(stored: Code | None, now: Code) -> list[str]:
 def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
     """Count how many rows of a run each version of the code produced; a version is named by its :func:`code_digest`.
 
+    Rows of one version may have used different kernels: they agree in all parts that both of them record.
+
     Returns:
         The number of rows of each version, and for each version the digests of its parts (without the scorer). The
         second dict lacks versions whose rows do not record their parts.
     """
     counts: dict[str, int] = {}
-    parts: dict[str, Code] = {}
+    versions: list[tuple[Code, int]] = []
     for row in rows:
         code = of(row)
-        name = code_digest(code)
-        counts[name] = counts.get(name, 0) + 1
-        if code is not None:
-            parts[name] = {part: value for part, value in code.items() if part != SCORER}
-    return counts, parts
+        if code is None:
+            counts[UNKNOWN] = counts.get(UNKNOWN, 0) + 1
+            continue
+        code.pop(SCORER, None)  # a copy
+        place = next((place for place, (known, _) in enumerate(versions) if _agree(known, code)), len(versions))
+        known, count = versions[place] if place < len(versions) else ({}, 0)
+        versions[place : place + 1] = [({**known, **code}, count + 1)]
+    for code, count in versions:
+        counts[code_digest(code)] = counts.get(code_digest(code), 0) + count
+    return counts, {code_digest(code): code for code, _ in versions}
+
+
+def _agree(one: Code, other: Code) -> bool:
+    """Return True if two rows may be of one version: they differ only in which optional parts they record."""
+    return all(
+        one.get(part) == other.get(part) or (_optional(part) and not (part in one and part in other))
+        for part in one.keys() | other.keys()
+    )
 
 
 def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> dict[str, Any] | None:
@@ -115,10 +165,10 @@ def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> di
     return {"samples": count, "parts": sorted(names, key=order)} if count else None
 
 
-def order(part: str) -> int:
+def order(part: str) -> tuple[int, str]:
     """Return a sort key for part names: ``method``, ``quantizer`` and ``task``, which users edit most, come first."""
     places = ("method", "quantizer", "task")
-    return places.index(part) if part in places else len(places) + (part == UNKNOWN)
+    return (places.index(part) if part in places else len(places) + (part == UNKNOWN)), part
 
 
 def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
@@ -131,7 +181,7 @@ def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
     for row in rows:
         mine, other = of(row), of(others.get(row["id"], {}))
         if mine is not None and other is not None:
-            parts |= {part for part in changed(other, mine) if part not in _OWN}
+            parts |= {part for part in changed(other, mine) if part not in _OWN and not _optional(part)}
     return sorted(parts)
 
 

@@ -135,7 +135,7 @@ class FullPrecision:
             **digests(self.loaded.model),
             **self._dtypes(),
             "device": self.machine.device,
-            "code": codes.code_digest(codes.used(sources.shared_code(), on_gpu=on_gpu)),
+            "code": codes.code_digest(codes.used(sources.shared_code(), None, on_gpu=on_gpu)),
         }
         return References(Path(self.config.runtime.results_dir) / FOLDER / key, stamp, say)
 

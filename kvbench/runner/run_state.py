@@ -165,7 +165,7 @@ class RunState:
             return self.failures.add(batch[0].id, rows, bar.say) and not (self.team is not None and self.team.broken)
         on_gpu = str(self.environment["device"]).startswith("cuda")
         for row in rows:
-            row[MEASURED]["code"] = codes.used(self.code, on_gpu=on_gpu)
+            row[MEASURED]["code"] = codes.used(self.code, row, on_gpu=on_gpu)
         if self.rerun is not None:
             rows = [self.rerun.row(self.rows.get(row["id"]), row) for row in rows]
         self.store.append(rows)

@@ -1,5 +1,7 @@
 """Digests of the code on which a run's outputs depend, one per part (method, quantizer, task, ...).
 
+What counts is found by following imports: from the modules that run batches of samples, from the method's and from the
+data set's. So an edit of any module that a run may execute changes a digest, and no list of modules is kept by hand.
 Comments, docstrings, formatting, the folder and the version of Python do not affect a digest. The user's own code is
 treated like kvbench's.
 """
@@ -7,166 +9,237 @@ treated like kvbench's.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from kvbench.results import code as codes
 from kvbench.results.code import Code
 from kvbench.runner import modules
-from kvbench.runner.modules import below, own
+from kvbench.runner.modules import NATIVE, Module, below, own
+from kvbench.util.confdir import group_options, read_choice
 
 #: hexadecimal digits of a digest
 DIGITS = 12
 
-_QUANTIZERS = "kvbench.quantizers"
-#: packages of kvbench whose modules count towards a part that imports them; all other packages serve every run
-_METHOD = ("kvbench.methods", "kvbench.retrieval", "kvbench.calibration", _QUANTIZERS)
-_TASK = ("kvbench.tasks",)
-_SCORER = ("kvbench.metrics",)
-#: modules whose imports are not followed: this imports quantizers even for methods that use none
-_CLOSED = ("kvbench.methods.base",)
-_SCORING = "kvbench.runner.scoring"
-
-#: modules of the runner that decide which samples run and what is recorded, but not the outputs
-_RECORDING = (
-    *("run", "run_state", "ranks", "remarks", "origins", "resolve", "sources", "modules"),
-    *("module_facts", "stored", "rerun", "scoring", "steps", "gate", "workers"),
+#: the modules that run a batch of samples, of one method and of several; all that they import serves every run
+ROOTS = ("kvbench.runner.session", "kvbench.runner.shared_runs")
+#: the module that scores answers; edits of it and of what it imports need no new answers
+SCORING = "kvbench.runner.scoring"
+#: packages that cannot change an output: command lines, files, clocks, messages, downloads that are verified
+LEFT_OUT = tuple(
+    f"kvbench.{name}"
+    for name in (
+        *("__main__", "analysis", "bench", "calibrate", "cli", "errors", "fetch", "hub", "lm_eval", "loggers", "page"),
+        *("profiling", "publish", "report", "results", "score"),
+    )
 )
-
-#: modules of decoding that serve captured steps alone, which only a GPU has
-_CAPTURED = (
-    *("compiled", "graphs", "recordable", "recorded", "replay", "round_passes", "rounds"),
-    *("segments", "tables"),
-)
-
-#: modules of rotations that serve kernels and captured steps alone
-_ROTATING = ("kvbench.rotation.rotate_kernel", "kvbench.rotation.step")
-
-#: the parts that all runs share: for each, its packages, and the modules in them that do not affect outputs
-SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "cache": (("kvbench.cache", "kvbench.rotation"), ("kvbench.cache.kernels", *_ROTATING)),
-    "attention": (
-        ("kvbench.attention",),
-        (
-            "kvbench.attention.triton",
-            "kvbench.attention.cuda",
-            "kvbench.attention.codebook",
-            "kvbench.attention.check_cases",
-            "kvbench.attention.check_kernels",
-            "kvbench.attention.synthetic",
-        ),
-    ),
-    "decoding": (
-        ("kvbench.decoding",),
-        tuple(f"kvbench.decoding.{name}" for name in _CAPTURED),
-    ),
-    "runner": (
-        ("kvbench.runner",),
-        tuple(f"kvbench.runner.{name}" for name in _RECORDING),
-    ),
-    "model": (
-        ("kvbench.models",),
-        tuple(f"kvbench.models.{name}" for name in ("devices", "locate", "shared", "tiny", "verify")),
-    ),
-    # fast paths on a GPU; a run on a CPU does not depend on them
-    "kernels": (
-        (
-            "kvbench.cache.kernels",
-            "kvbench.attention.triton",
-            "kvbench.attention.cuda",
-            "kvbench.attention.codebook",
-            "kvbench.linear",
-            *(f"kvbench.decoding.{name}" for name in _CAPTURED),
-            *_ROTATING,
-        ),
-        (),
-    ),
+#: packages of which a run uses what its method, its quantizer and its data set import
+CHOSEN = ("kvbench.calibration", "kvbench.quantizers", "kvbench.retrieval", "kvbench.tasks")
+#: options that name further code: another choice of the group, or a class of the user's
+NAMED = {"method": ("draft", "press"), "dataset": ("over",)}
+#: parts that only some rows used (:func:`kvbench.results.code.used`), and the modules through which they are reached
+OPTIONAL = {
+    codes.STEPS: ("kvbench.decoding.graphs", "kvbench.decoding.recorded", "kvbench.decoding.rounds"),
+    codes.POINTS: ("kvbench.runner.points",),
+    codes.FIDELITY: ("kvbench.runner.fidelity_samples",),
 }
+#: parts that are not named for their package
+_NAMES = {"methods": "method", "models": "model"}
+
+#: packages that a method or a data set does not add to what runs share
+_BESIDE = ("kvbench.config", "kvbench.runner")
+
+_FORMATS, _QUANTIZERS = "kvbench.cache.segments", "kvbench.quantizers"
+_METRICS, _TASKS = "kvbench.metrics", "kvbench.tasks"
+
+
+#: modules by name, of each part of the code
+Parts = dict[str, dict[str, Module]]
 
 
 def code(config: Mapping[str, Any]) -> Code:
-    """Return the digest of each part of the source code on which the outputs of a run depend.
+    """Return the digest of each part of the source code on which the outputs of a run depend (:func:`parts`).
 
-    Of `config`, only four things matter: the class of `method`, the class of `dataset`, whether there is a quantizer,
-    and whether ``model.dtype`` is ``auto``.
-
-    Returns:
-        Digests by part of the code. ``method`` covers the method's class and base classes, and the modules of kvbench's
-        methods and of the user that they import. ``task`` does the same for the data set, without its scoring. The
-        other parts are ``quantizer``, ``scorer``, those in :data:`SHARED`, and the storage, which is no digest. One is
-        None if the part has no source file.
+    One is None if the part has no source file. The storage is among them, which is no digest.
     """
-    quantizer = config.get("quantizer") or {}
-    method, task = (str(config[group].get("_target_") or "") for group in ("method", "dataset"))
-    own = {**_method(method, quantizer.get("name") not in (None, "none")), **_task(task)}
-    return {**own, **shared_code(), **codes.storage_now(config)}
+    return {**_digests(parts(config)), **codes.storage_now(config)}
 
 
 def shared_code() -> Code:
-    """Return the digests of the parts of kvbench's code that all methods and tasks use, by name (:data:`SHARED`)."""
-    digests: Code = {}
-    for part, (packages, left_out) in SHARED.items():
-        files = {name: path for package in packages for name, path in modules.package_files(package).items()}
-        digests[part] = _combined(
-            {name: modules.digest_of_file(path) or "" for name, path in files.items() if not below(name, left_out)}
-        )
-    return digests
+    """Return the digests of what all methods and data sets use of kvbench's code."""
+    return _digests(_Package().shared())
 
 
-def _method(target: str, quantized: bool) -> Code:
-    """Return the digests of a method's own code and of the quantizers that it uses."""
-    classes = modules.lineage(target)
-    reached = modules.closure(classes, _follow(target, _METHOD), _CLOSED)
-    quantizers = {name for name in reached if name not in classes and _quantizes(name)}
-    if quantized:
-        quantizers |= set(modules.submodules(_QUANTIZERS))
-    return {
-        "method": _combined({name: module.digest for name, module in reached.items() if name not in quantizers}),
-        "quantizer": _combined({name: _digest_or_empty(name) for name in quantizers}),
-    }
+def parts(config: Mapping[str, Any]) -> Parts:
+    """Return the modules on which the outputs of a run depend, by part of the code.
 
+    ``method`` has kvbench's methods and the user's modules that the method's class needs, ``task`` those that the data
+    set needs, without its scoring, which ``scorer`` has; ``quantizer`` has all of kvbench's if the run has a quantizer.
+    The others are what all runs share: a part for each package (``cache``, ``attention``, ...) with what a run may
+    execute on a CPU, one for the kernels of each package (``cache/kernels``), one for each family of kernels of
+    attention (``attention/cuda``), and those of :data:`OPTIONAL`. Of all parts with a slash, rows record only what they
+    used.
 
-def _quantizes(name: str) -> bool:
-    """Return True if a module belongs to kvbench's quantizers, or is the user's own and defines a quantizer."""
-    return below(name, (_QUANTIZERS,)) or (own(name) and modules.is_quantizer(name, _QUANTIZERS))
-
-
-def _task(target: str) -> Code:
-    """Return the digests of a data set's own code and of its scorer.
-
-    They are separate because an edited scorer needs no new predictions: the stored ones are scored again.
+    Of `config`, only the classes of `method` and `dataset` matter (:func:`targets`), and whether there is a quantizer.
     """
-    classes = modules.lineage(target)
-    reached = modules.closure(classes, _follow(target, _TASK))
-    imported = {name for module in reached.values() for name in module.imports if below(name, _SCORER)}
-    scorers = modules.closure([*imported, _SCORING], lambda name: below(name, _SCORER))
-    members = {f"{name}:score": module.scorer for name, module in reached.items() if name in classes and module.scorer}
-    return {
-        "task": _combined(
-            {name: module.without_scorer if name in classes else module.digest for name, module in reached.items()}
-        ),
-        "scorer": _combined({name: module.digest for name, module in scorers.items()} | members) if classes else None,
-    }
+    quantizer = (config.get("quantizer") or {}).get("name") not in (None, "none")
+    package = _Package()
+    return {**package.method(targets(config, "method"), quantizer), **package.task(targets(config, "dataset"))}
 
 
-def _follow(target: str, packages: tuple[str, ...]) -> Callable[[str], bool]:
-    """Return a predicate that is True for imported modules that count as part of the class at `target`.
+def targets(config: Mapping[str, Any], group: str) -> tuple[str, ...]:
+    """Return the class of a configuration's method or data set, and the further ones that its options name.
 
-    These are the modules in `packages`, in the class's own top-level package (unless that is kvbench), and the user's.
+    Those are options of :data:`NAMED`: ``dataset.over=gsm8k``, ``method.draft=kivi``, ``method.press=mine.Press``.
     """
-    top = target.partition(".")[0]
-    inside = packages if top == "kvbench" else (*packages, top)
-    return lambda name: below(name, inside) or own(name)
+    found = [str(config[group].get("_target_") or "")]
+    for value in filter(None, (config[group].get(key) for key in NAMED[group])):
+        choice = group_options(group).get(str(value))
+        target = str(value if choice is None else read_choice(choice).get("_target_"))
+        if below(target, ("kvbench",)) or own(target.rpartition(".")[0]):
+            found.append(target)
+    return tuple(found)
 
 
-def _digest_or_empty(name: str) -> str:
-    return modules.module_digest(name) or ""
+class _Package:
+    """kvbench's source files as they are now, and which of them every run may execute.
+
+    Attributes:
+        files: the files of modules and native sources by name (:func:`kvbench.runner.modules.package_files`).
+        native: names of the native sources.
+        families: the parts that are kernels of attention, one of which serves a step: the folders of
+            `kvbench/attention/` with a module ``decode`` or native sources.
+        optional: for each part that only some rows used, the modules through which it is reached, or packages of them.
+        base: modules that every run may execute, on a CPU too.
+        kernels: modules that these import on a GPU.
+    """
+
+    def __init__(self) -> None:
+        self.files = modules.package_files("kvbench")
+        self.native = {name for name, path in self.files.items() if path.suffix in NATIVE}
+        inside = [(name, name.split(".", 3)) for name in self.files if name.startswith("kvbench.attention.")]
+        self.families = {
+            f"attention/{parts[2]}"
+            for name, parts in inside
+            if parts[3:] == ["decode"] or (parts[3:] and name in self.native)
+        }
+        self.optional = {part: (f"kvbench.{part.replace('/', '.')}",) for part in self.families} | OPTIONAL
+        self.base: dict[str, Module] = {}
+        found = modules.reached(ROOTS, self._outside(CHOSEN), self._place)
+        self.kernels = {name for name, module in found.items() if module.kernel}
+        self.base = _without(found, self.kernels)
+
+    def shared(self) -> Parts:
+        """Return the parts that all runs share."""
+        found: Parts = {}
+        for name, module in self.base.items():
+            package = name.split(".")[1]
+            found.setdefault(_NAMES.get(package, package), {})[name] = module
+        roots = {part: [name for name in self.files if below(name, names)] for part, names in self.optional.items()}
+        for name in self.kernels | self.native:
+            roots.setdefault(self._home(name), []).append(name)
+        return found | {part: self._reached_by(part, names) for part, names in roots.items()}
+
+    def method(self, classes: Sequence[str], quantized: bool) -> Parts:
+        """Return a method's own part and its quantizers', and all that runs share; `classes` are its :func:`targets`.
+
+        The kernels that only this method uses count among those of their packages.
+        """
+        found, home = self._needed(classes, (_TASKS,)), classes[0].rpartition(".")[0]
+        self.kernels |= {name for name, module in found.items() if module.kernel}
+        quantizers = {
+            name: module
+            for name, module in found.items()
+            if below(name, (_QUANTIZERS,)) or (module.quantizer and name != home and own(name))
+        }
+        rest = _without(found, self.kernels | quantizers.keys())
+        # formats that the method names, such as KVQuant's, quantize by themselves
+        formats = modules.reached(found, lambda name: below(name, (_FORMATS,)), self._place)
+        used = {name for module in formats.values() for name in module.imports if below(name, (_QUANTIZERS,))}
+        quantizers |= modules.reached(used, lambda name: below(name, (_QUANTIZERS,)), self._place)
+        if found or home in self.base:
+            rest |= {name: module for name, module in self.base.items() if below(name, ("kvbench.methods",))}
+        if quantized:
+            names = [name for name in self.files if below(name, (_QUANTIZERS,))]
+            quantizers |= modules.reached(names, lambda name: False, self._place)
+        return {**self.shared(), "method": rest, "quantizer": quantizers}
+
+    def task(self, classes: Sequence[str]) -> Parts:
+        """Return a data set's own part and its scorer's; `classes` are its :func:`targets`.
+
+        They are separate because an edited scorer needs no new predictions: the stored ones are scored again.
+        """
+        others = [package for package in CHOSEN if package != _TASKS]
+        found = self._needed(classes, ("kvbench.methods", *others, _METRICS))
+        metrics = {name for module in found.values() for name in module.imports if below(name, (_METRICS,))}
+        scorers = modules.reached([SCORING, *metrics], lambda name: below(name, (_METRICS,)), self._place)
+        scorers |= {f"{name}:score": Module(module.scorer, "") for name, module in found.items() if module.scorer}
+        unscored = {name: replace(module, digest=module.unscored) for name, module in found.items()}
+        return {"task": unscored, codes.SCORER: scorers if found else {}}
+
+    def _needed(self, classes: Sequence[str], closed: tuple[str, ...]) -> dict[str, Module]:
+        """Return the modules of classes, and all that they import beside the base.
+
+        The user's modules and those of a class's own top-level package are followed, and of kvbench's all but those in
+        `closed`.
+        """
+        tops, inside = {name.partition(".")[0] for name in classes}, self._outside((*_BESIDE, *closed))
+
+        def enters(name: str) -> bool:
+            if below(name, ("kvbench",)):
+                return inside(name)
+            return below(name, tops) or own(name) or own(name.rpartition(".")[0])  # a module, or what it holds
+
+        return modules.reached(filter(None, classes), enters, self._place)
+
+    def _outside(self, closed: tuple[str, ...], part: str = "") -> Callable[[str], bool]:
+        """Return a predicate for modules of kvbench that are neither in the base nor in `closed`, nor optional.
+
+        Only what is in the optional `part` is let through; families of kernels may use each other's modules.
+        """
+        mine = self.families if part in self.families else {part}
+        others = [name for other, names in self.optional.items() if other not in mine for name in names]
+        shut = tuple(f"{name}." for name in (*LEFT_OUT, *closed, *others, SCORING))
+        return lambda name: name.startswith("kvbench.") and name not in self.base and not f"{name}.".startswith(shut)
+
+    def _place(self, name: str) -> Path | None:
+        return self.files.get(name) if below(name, ("kvbench",)) else modules.module_spec(name)
+
+    def _reached_by(self, part: str, names: Iterable[str]) -> dict[str, Module]:
+        """Return the modules and native sources of an optional part, and what they import beside the base.
+
+        The native sources of all families of kernels count whose modules are among them.
+        """
+        found = modules.reached(names, self._outside((_QUANTIZERS,), part), self._place, kernels=True)
+        homes = {self._home(name) for name in found} & self.families
+        native = [name for name in self.native if self._home(name) in homes]
+        return found | modules.reached(native, lambda name: False, self._place)
+
+    def _home(self, name: str) -> str:
+        """Return the part to which a kernel's source belongs: its family of attention, or its package's kernels."""
+        _, package, *inside = name.split(".")
+        family = f"{package}/{''.join(inside[:1])}"
+        return family if family in self.families else f"{package}/kernels"
 
 
-def _combined(digests: Mapping[str, str]) -> str | None:
-    """Return one digest over the names and digests of several modules, or None if there are none."""
-    return _hash(sorted(digests.items())) if digests else None
+def _without(found: Mapping[str, Module], others: Collection[str]) -> dict[str, Module]:
+    return {name: module for name, module in found.items() if name not in others}
 
 
-def _hash(pairs: Iterable[tuple[str, str]]) -> str:
-    return hashlib.sha256("\n".join(f"{name} {content}" for name, content in pairs).encode()).hexdigest()[:DIGITS]
+def _digests(parts: Parts) -> Code:
+    return {part: _digest(found) for part, found in parts.items()}
+
+
+def _digest(found: Mapping[str, Module]) -> str | None:
+    """Return one digest over modules and their data files, or None if there are none."""
+    digests = {name: module.digest for name, module in found.items()}
+    for name, module in found.items():
+        for file, path in module.data.items():
+            # kvbench's native sources have entries of their own
+            of_kernels = below(name, ("kvbench",)) and path.suffix in NATIVE
+            data = None if of_kernels else modules.load(file, path)
+            digests |= {} if data is None else {f"{name}:{file}": data.digest}
+    text = "\n".join(f"{name} {digest}" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS] if digests else None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from typing import Any
 
 #: fields of a syntax tree that do not change what the code does, or that some supported Python versions lack
 _SILENT = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+#: fields that hold statements
+_BODIES = frozenset({"body", "orelse", "finalbody"})
 
 
 def normal_form(source: str | bytes) -> str:
@@ -33,18 +36,21 @@ def text_of(tree: ast.AST) -> str:
 
 
 def _write_node(node: Any, words: list[str]) -> None:
-    if isinstance(node, ast.JoinedStr):
+    kind: Any = type(node)
+    if kind is ast.JoinedStr:
         node = ast.JoinedStr(_merged(node.values))
     if isinstance(node, ast.AST):
-        words.append(f"({type(node).__name__}")
-        for field in sorted(node._fields):
+        words.append(f"({kind.__name__}")
+        for field, heading in _fields(kind):
             child = getattr(node, field, None)
-            if isinstance(child, list):
+            if field in _BODIES and isinstance(child, list):
                 child = [part for part in child if not _idle(part)]
-            is_constant = field == "value" and isinstance(node, ast.Constant)  # here None is the constant None
-            if field in _SILENT or ((child is None or child == []) and not is_constant):
+            if (child is None or child == []) and kind is not ast.Constant:  # a constant's value may be None
                 continue
-            words.append(f" {field}=")
+            if type(child) is str:  # most leaves: not worth a call
+                words.append(f"{heading}str:{child!a}")
+                continue
+            words.append(heading)
             _write_node(child, words)
         words.append(")")
     elif isinstance(node, list):
@@ -54,7 +60,13 @@ def _write_node(node: Any, words: list[str]) -> None:
             words.append(",")
         words.append("]")
     else:
-        words.append(f"{type(node).__name__}:{node!a}")
+        words.append(f"{kind.__name__}:{node!a}")
+
+
+@cache
+def _fields(kind: type[ast.AST]) -> list[tuple[str, str]]:
+    """Return the fields of a kind of node that matter, by name, each with the text that precedes it."""
+    return [(field, f" {field}=") for field in sorted(kind._fields) if field not in _SILENT]
 
 
 def _merged(values: list[ast.expr]) -> list[ast.expr]:

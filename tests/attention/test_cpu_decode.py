@@ -206,4 +206,4 @@ def test_torchs_limit_on_instructions_is_obeyed(monkeypatch):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
         monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
         monkeypatch.setattr(build, "cpu_flags", lambda flags=flags: frozenset(flags))
-        assert build.instructions() == wanted and build.name() == f"cpu-{wanted}"
+        assert build.instructions() == wanted and build.kernel_name() == f"cpu-{wanted}"

@@ -66,7 +66,7 @@ def test_the_kernel_of_cpus_serves_where_it_is_there_and_else_the_row_says_why_n
     cache = method.new_cache(model)
     model(ids, past_key_values=cache)
     model(ids[:, :1], past_key_values=cache)
-    assert cache.path == (build.name() if reason is None else f"reference+reference (cpu: {reason})")
+    assert cache.path == (build.kernel_name() if reason is None else f"reference+reference (cpu: {reason})")
     assert cache.reads_packed
     method.detach(model)
 

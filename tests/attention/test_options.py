@@ -40,7 +40,7 @@ def test_interleaved_caches_keep_their_kernels():
         for name, cache in caches.items():
             logits[name] = llama(ids[:, step : step + 1], past_key_values=cache).logits
     assert {name: cache.path for name, cache in caches.items()} == {
-        "auto": f"reference (cpu: {build.missing()})" if build.missing() else build.name(),
+        "auto": f"reference (cpu: {build.missing()})" if build.missing() else build.kernel_name(),
         "reference": "reference",
         "triton": "triton",
     }

@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 import kvbench
 from kvbench import load_method
+from kvbench.results.code import Code
 from kvbench.runner import modules, sources
 from kvbench.util.confdir import conf_dir
 
@@ -46,6 +48,16 @@ FILES = {
     "foreign_task": "from foreign_questions import ALL\nclass Ask:\n    def samples(self): return ALL\n"
     "    scorer_version = 1\n    def score(self, sample, prediction): return {}\n",
     "foreign_questions": "import json\nALL = json.load(open('questions.json'))\n",
+    "foreign_package/__init__": "",
+    "foreign_package/beside": "def share(rows, half= 0.5):\n    return half\n",
+    "foreign_package/inner/__init__": "from .base import Inner\n",
+    "foreign_package/inner/base": "from kvbench.methods.kivi import Kivi\nclass Inner(Kivi):\n    x = 1\n",
+    "foreign_package/inner/method": (
+        "from . import numbers\nfrom .base import Inner\nfrom ..beside import share\n"
+        "class Foreign(Inner):\n    y = share(numbers.ROWS)\n"
+    ),
+    "foreign_package/inner/numbers": "ROWS = 2\n",
+    "foreign_package/numbers": "ROWS = 3\n",
 }
 
 
@@ -53,7 +65,9 @@ FILES = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Modules of a user, on the path."""
     for name, text in FILES.items():
-        (tmp_path / f"{name}.py").write_text(text)
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     (tmp_path / "questions.json").write_text("[]")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
@@ -61,10 +75,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def code(method: str = "foreign_method.Foreign", task: str = "foreign_task.Ask", quantizer: str = "int2") -> dict:
-    return sources.code(
-        {"method": {"_target_": method}, "quantizer": {"name": quantizer}, "dataset": {"_target_": task}}
-    )
+def settings(method: str, task: str, quantizer: str = "int2") -> dict[str, Any]:
+    return {"method": {"_target_": method}, "quantizer": {"name": quantizer}, "dataset": {"_target_": task}}
+
+
+def code(method: str = "foreign_method.Foreign", task: str = "foreign_task.Ask", quantizer: str = "int2") -> Code:
+    return sources.code(settings(method, task, quantizer))
+
+
+def everything(method: str, task: str) -> set[str]:
+    """The names of all modules that count for a run."""
+    return {name for found in sources.parts(settings(method, task)).values() for name in found}
 
 
 def changed(before: dict, after: dict) -> set[str]:
@@ -116,13 +137,36 @@ def test_the_folder_does_not_count(folder, tmp_path_factory, monkeypatch) -> Non
     assert code() == before
 
 
-def test_lineage_follows_imports_aliases_and_packages_that_export_again() -> None:
-    own = modules.lineage("kvbench.methods.kivi.Kivi")
-    assert own[0] == "kvbench.methods.kivi" and "kvbench.methods.base" in own
-    assert modules.lineage("kvbench.tasks.mini.Mini")[0] == "kvbench.tasks.mini.task"
-    for cls in (type(load_method("kivi")), type(load_method("quantspec")), type(load_method("cocktail"))):
-        named = [base.__module__ for base in cls.__mro__ if base.__module__.startswith("kvbench")]
-        assert modules.lineage(f"{cls.__module__}.{cls.__qualname__}") == list(dict.fromkeys(named))
+@pytest.mark.parametrize("name", ["kivi", "quantspec", "cocktail", "h2o"])
+def test_the_modules_of_all_base_classes_count(name: str) -> None:
+    cls = type(load_method(name))
+    named = {base.__module__ for base in cls.__mro__ if base.__module__.startswith("kvbench")}
+    found = everything(f"{cls.__module__}.{cls.__qualname__}", "kvbench.tasks.mini.Mini")
+    assert named <= found and "kvbench.tasks.mini.task" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("foreign_package/beside.py", True),
+        ("foreign_package/inner/base.py", True),
+        ("foreign_package/inner/numbers.py", True),
+        ("foreign_package/numbers.py", False),  # of the same name, but one package further up
+    ],
+)
+def test_an_edit_of_what_is_imported_relatively_counts(folder: Path, name: str, counts: bool) -> None:
+    before = code("foreign_package.inner.method.Foreign")
+    edit(folder, name, "= ", "= 1 + ")
+    assert changed(before, code("foreign_package.inner.method.Foreign")) == ({"method"} if counts else set())
+
+
+def test_the_class_of_an_option_counts(folder: Path) -> None:
+    """``method.press`` names a class of the user's."""
+    press = settings("kvbench.methods.press.Press", "foreign_task.Ask")
+    press["method"] |= {"press": "foreign_helper.Mine"}
+    before = sources.code(press)
+    edit(folder, "foreign_helper.py", "0.25", "0.75")
+    assert changed(before, sources.code(press)) == {"method"}
 
 
 def test_a_class_without_a_source_has_no_digest() -> None:
@@ -136,37 +180,6 @@ def test_every_method_has_a_digest_of_its_own() -> None:
         target = yaml.safe_load(path.read_text())["_target_"]
         digests[target] = code(target, "kvbench.tasks.mini.Mini")["method"]
     assert len(digests) > 8 and len(set(digests.values())) == len(digests)
-
-
-def test_each_module_that_serves_all_is_in_one_part() -> None:
-    parts = {part: _modules_of(part) for part in sources.SHARED}
-    for package in ("kvbench.cache", "kvbench.rotation", "kvbench.attention", "kvbench.decoding"):
-        owners = {name: [part for part in parts if name in parts[part]] for name in modules.submodules(package)}
-        none = {name for name, own in owners.items() if not own}
-        assert all(len(own) <= 1 for own in owners.values())
-        assert none <= {f"kvbench.attention.{name}" for name in ("check_cases", "check_kernels", "synthetic")}
-    assert {"kvbench.cache.layer", "kvbench.cache.segments.packed", "kvbench.rotation.named"} <= parts["cache"]
-    assert {"kvbench.attention.reference", "kvbench.attention.rope.rotary"} <= parts["attention"]
-    assert {"kvbench.decoding.autoregressive", "kvbench.decoding.sampling"} <= parts["decoding"]
-    assert {"kvbench.runner.prompting", "kvbench.runner.session"} <= parts["runner"]
-    outputs = ("answers", "batching", "span_likelihood", "points", "prompting", "questions", "rows", "session")
-    outputs += ("fidelity_samples", "fidelity_batch", "full_precision", "references", "shared_runs")
-    assert parts["runner"] == {"kvbench.runner", *(f"kvbench.runner.{name}" for name in outputs)}
-    left_out = {name.split(".")[2] for name in modules.submodules("kvbench.models")[1:]} - {
-        name.split(".")[2] for name in parts["model"] if name != "kvbench.models"
-    }
-    assert left_out == {"devices", "locate", "shared", "verify"}
-    assert {
-        "kvbench.decoding.recorded",
-        "kvbench.cache.kernels.pack",
-        "kvbench.attention.triton.decode_kernel",
-    } <= parts["kernels"]
-
-
-def _modules_of(part: str) -> set[str]:
-    packages, left_out = sources.SHARED[part]
-    names = {name for package in packages for name in modules.submodules(package)}
-    return {name for name in names if not modules.below(name, left_out)}
 
 
 INSIDE = '''
@@ -263,8 +276,3 @@ def test_the_quantizers_count_where_a_quantizer_is_chosen() -> None:
     assert auto["storage"] == "16 bits"
     assert sources.code({**fp16, "method": {"_target_": None}})["method"] is None
     assert sources.code({**fp16, "dataset": {}})["scorer"] is None
-
-
-def test_names_below_a_package_begin_with_it_and_a_dot() -> None:
-    inside = [modules.below(name, ("a.b", "c")) for name in ("a.b", "a.b.d", "c.e", "a.bc", "a", "cc")]
-    assert inside == [True, True, True, False, False, False]

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from kvbench.cli import report
+from kvbench.methods.kivi import Kivi
 from kvbench.results import samples
 from kvbench.results.samples import MEASURED
-from kvbench.runner import modules
+from kvbench.runner import sources
 from kvbench.runner.run import answer_run
 from kvbench.runner.stored import OlderCodeError
 from kvbench.tasks.base import Task
@@ -300,5 +301,12 @@ def test_a_baseline_of_other_shared_code_is_said(tmp_path, capsys):
 
 def test_bases_outside_the_package_count(workshop):
     """The data set's base is in another package; its module counts, and that of kvbench's own base."""
-    assert workshop.folder.is_dir()
-    assert modules.lineage("stale_task.Questions") == ["stale_task", ToyTask.__module__, Task.__module__]
+    settings = {
+        group: {"_target_": f"stale_{name}"}
+        for group, name in (("method", "method.Mine"), ("dataset", "task.Questions"))
+    }
+    parts = sources.parts(settings)
+    assert {"stale_task", ToyTask.__module__, Task.__module__} <= set(parts["task"])
+    assert {"stale_method", "stale_base", Kivi.__module__} <= set(parts["method"]) and "stale_quantizer" in parts[
+        "quantizer"
+    ]

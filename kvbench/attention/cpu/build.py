@@ -69,7 +69,7 @@ def instructions() -> str:
     return "avx2" if capability == "AVX2" else "plain"
 
 
-def name() -> str:
+def kernel_name() -> str:
     """Return the name of the kernel in results, with its instruction set: ``cpu-avx2``."""
     return f"cpu-{instructions()}"
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.cpu import build
-from kvbench.attention.cpu.build import name as name
+from kvbench.attention.cpu.build import kernel_name as kernel_name
 from kvbench.attention.phases import Part, Work
 from kvbench.attention.reads import CPU_KEYS, CPU_VALUES, misfit
 from kvbench.cache.segments.layout import TILE

@@ -119,7 +119,7 @@ def _convert(file: Path, header: Header, elements: int, folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from kvbench.models.gguf.tokenizer import settle
+    from kvbench.models.gguf.tokenizer import split_as_llamacpp
 
     common: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     part = "its description"
@@ -132,7 +132,7 @@ def _convert(file: Path, header: Header, elements: int, folder: Path) -> None:
             check_config(file, header, config)
             part = "its tokenizer"
             tokenizer = AutoTokenizer.from_pretrained(str(file.parent), **common)
-            settle(tokenizer, header.keys)
+            split_as_llamacpp(tokenizer, header.keys)
             part = "its weights"
             arguments = {**common, "config": config, "dtype": torch.float32, "output_loading_info": True}
             model, report = AutoModelForCausalLM.from_pretrained(str(file.parent), **arguments)

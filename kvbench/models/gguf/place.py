@@ -73,7 +73,7 @@ def dequantized(folder: Path | None) -> str | None:
     return f"gguf {known['form']}" if known and known["quantized"] else None
 
 
-def label(path: str) -> str:
+def gguf_label(path: str) -> str:
     """Return the name under which results show a GGUF file: its own, with its format unless its own name has it."""
     file = Path(path).expanduser()
     known = record(local_checkpoint(path))

@@ -31,7 +31,7 @@ RULES = {
 }
 
 
-def settle(tokenizer: Any, keys: Mapping[str, Any]) -> None:
+def split_as_llamacpp(tokenizer: Any, keys: Mapping[str, Any]) -> None:
     """Make a tokenizer of transformers split text, and begin texts, as the keys of its GGUF file say.
 
     Raises:

@@ -20,7 +20,7 @@ from kvbench.errors import ConfigError, ModelError
 from kvbench.models import arithmetic, by_name
 from kvbench.models.gguf import convert
 from kvbench.models.gguf.convert import converted
-from kvbench.models.gguf.place import RECORD, checkpoint_of, label, models_folder, record
+from kvbench.models.gguf.place import RECORD, checkpoint_of, gguf_label, models_folder, record
 from kvbench.models.load import load_model
 from kvbench.models.spec import ModelConfig
 from kvbench.results.identity import identity
@@ -106,7 +106,7 @@ def test_the_description_depends_on_the_file_alone(toy: Path) -> None:
     known = record(folder)
     assert known is not None and known["sha256"] == sha256(toy)
     assert (known["form"], known["quantized"], known["tensors"]) == ("q4_1", True, {"Q4_1": 15, "F32": 5})
-    assert label(str(toy)) == "toy-q4_1"
+    assert gguf_label(str(toy)) == "toy-q4_1"
 
 
 def test_digits_are_split_and_texts_begin_as_the_file_says(toy: Path, empty: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from kvbench.errors import ModelError
-from kvbench.models.gguf.tokenizer import RULES, settle, splitter
+from kvbench.models.gguf.tokenizer import RULES, split_as_llamacpp, splitter
 from tests.data_support import golden
 from tests.models.gguf.lines import digest, lines, vocabulary
 
@@ -27,7 +27,7 @@ class Fast:
 
 def tokens(pre: str, kind: str) -> str:
     fast: Any = Fast()
-    settle(fast, {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre})
+    split_as_llamacpp(fast, {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre})
     ids = [[*fast.backend_tokenizer.encode(line, add_special_tokens=False).ids, -1] for line in lines(kind)]
     return digest([token for line in ids for token in line])
 
@@ -56,5 +56,5 @@ def test_other_names_are_refused(pre: str) -> None:
 
 def test_a_vocabulary_that_is_no_byte_level_bpe_keeps_its_own_rule() -> None:
     fast: Any = Fast()
-    settle(fast, {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"})
+    split_as_llamacpp(fast, {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"})
     assert fast.backend_tokenizer.pre_tokenizer is None

@@ -82,7 +82,7 @@ def _ratio(squares: Tensor) -> Ratio:
     return Ratio(float(ratios.flatten()[place]), head, channel)
 
 
-def page(name: str, layers: Sequence[Layer], tokens: int) -> str:
+def channel_page(name: str, layers: Sequence[Layer], tokens: int) -> str:
     """Return the table of a model's layers as markdown, and below it which row of the documentation is like it."""
     lines = [
         f"{name}: largest channel over the median channel of its head, root mean squares over {tokens} tokens",

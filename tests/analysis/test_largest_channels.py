@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvbench.analysis import command
-from kvbench.analysis.outliers import Layer, Ratio, _ratio, verdict
+from kvbench.analysis.largest_channels import Layer, Ratio, _ratio, verdict
 
 
 def measured(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[list[list[str]], list[str]]:
