@@ -176,8 +176,7 @@ class _Package:
         metrics = {name for module in found.values() for name in module.imports if below(name, (_METRICS,))}
         scorers = modules.reached([SCORING, *metrics], lambda name: below(name, (_METRICS,)), self._place)
         scorers |= {f"{name}:score": Module(module.scorer, "") for name, module in found.items() if module.scorer}
-        unscored = {name: replace(module, digest=module.unscored) for name, module in found.items()}
-        return {"task": unscored, codes.SCORER: scorers if found else {}}
+        return {"task": _unscored(found), codes.SCORER: scorers if found else {}}
 
     def _needed(self, classes: Sequence[str], closed: tuple[str, ...]) -> dict[str, Module]:
         """Return the modules of classes, and all that they import beside the base.
@@ -215,7 +214,7 @@ class _Package:
         found = modules.reached(names, self._outside((_QUANTIZERS,), part), self._place, kernels=True)
         homes = {self._home(name) for name in found} & self.families
         native = [name for name in self.native if self._home(name) in homes]
-        return found | modules.reached(native, lambda name: False, self._place)
+        return _unscored(found) | modules.reached(native, lambda name: False, self._place)
 
     def _home(self, name: str) -> str:
         """Return the part to which a kernel's source belongs: its family of attention, or its package's kernels."""
@@ -226,6 +225,10 @@ class _Package:
 
 def _without(found: Mapping[str, Module], others: Collection[str]) -> dict[str, Module]:
     return {name: module for name, module in found.items() if name not in others}
+
+
+def _unscored(found: Mapping[str, Module]) -> dict[str, Module]:
+    return {name: replace(module, digest=module.unscored) for name, module in found.items()}
 
 
 def _digests(parts: Parts) -> Code:

@@ -238,13 +238,21 @@ def test_the_quantizer_of_a_format_that_a_method_names_counts(edited) -> None:
     assert changed(before, sources.code(kvquant)) == {"quantizer"}
 
 
-def test_only_what_scores_is_scored_again(edited) -> None:
-    before = sources.code(KIVI)
-    edited(
-        ROOT / "tasks/mini/task.py",
-        lambda source: source.replace(b"return _score_entry(", b"return dict() or _score_entry("),
-    )
-    assert changed(before, sources.code(KIVI)) == {"scorer"}
+@pytest.mark.parametrize(
+    ("target", "old", "new"),
+    [
+        ("mini.Mini", b"return _score_entry(", b"return dict() or _score_entry("),
+        ("efficiency.Efficiency", b"scorer_version = 1", b"scorer_version = 2"),
+        ("fidelity.Fidelity", b"return {}", b"return dict()"),
+    ],
+)
+def test_only_what_scores_is_scored_again(target: str, old: bytes, new: bytes, edited) -> None:
+    settings = {**KIVI, "dataset": {"_target_": f"kvbench.tasks.{target}"}}
+    before = sources.code(settings)
+    path = ROOT / "tasks" / ("mini/task.py" if target == "mini.Mini" else f"{target.partition('.')[0]}.py")
+    assert old in path.read_bytes()
+    edited(path, lambda source: source.replace(old, new))
+    assert changed(before, sources.code(settings)) == {"scorer"}
 
 
 def test_the_kernels_that_only_one_method_uses_count_for_it(edited) -> None:
