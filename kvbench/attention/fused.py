@@ -7,6 +7,7 @@ steps (several new tokens with a sliding window that hides some, formats that no
 
 from __future__ import annotations
 
+import warnings
 from types import ModuleType
 
 import torch
@@ -79,7 +80,7 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
         reason = module if isinstance(module, str) else module.refuses(query, described)
         if reason is None:
             assert isinstance(module, ModuleType)
-            named = getattr(module, "name", None)  # with the instruction set, on a CPU
+            named = getattr(module, "kernel_name", None)  # with the instruction set, on a CPU
             return named() if named else name, module
         reasons.append(f"{name}: {reason}")
     raise NotServed("; ".join(reasons))
@@ -114,10 +115,15 @@ def load_kernel(name: str) -> ModuleType | str:
 
 
 def prepare() -> None:
-    """Compile the CPU kernel, unless it has been compiled before, so that no step waits for it."""
+    """Compile the CPU kernel, unless it has been compiled before, so that no step waits for it.
+
+    If the machine cannot, a warning says why, and how it could.
+    """
     cpu = load_kernel("cpu")
-    if isinstance(cpu, ModuleType):
-        cpu.build.library()
+    if isinstance(cpu, ModuleType) and (reason := cpu.build.missing()):
+        warnings.warn(
+            f"packed caches are read in plain torch, which is slow: {reason} ({cpu.build.HINT})", stacklevel=3
+        )
 
 
 def observing(name: str) -> ModuleType | str:

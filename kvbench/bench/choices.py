@@ -172,7 +172,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--prefill-chunk", type=positive_number, metavar="N", help="prompt tokens per forward pass")
     add("--prefill-rows", type=prefill_rows, default="auto", metavar="N", help=PREFILL_ROWS)
     add("--memory-limit-gb", type=positive, metavar="GiB", help="limit of the memory that the process may use")
-    add("--kernels", choices=["auto", "cuda", "triton", "reference"], default="auto")
+    add("--kernels", choices=["auto", "cuda", "triton", "cpu", "reference"], default="auto")
     add_output_options(parser, "the command and the model")
 
 
