@@ -1,5 +1,6 @@
 """Choice of the kernel that serves a step; its output equals the reference path's."""
 
+import re
 import sys
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
@@ -63,7 +64,7 @@ def test_the_kernel_of_cpus_serves_where_it_is_there_and_else_the_row_says_why_n
     method = load_method("kivi", quantizer="int4")
     model = zoo.model("llama")
     ids = torch.arange(200)[None] % 90 + 3
-    with nullcontext() if reason is None else pytest.warns(UserWarning, match=f"{reason}.*apt install"):
+    with nullcontext() if reason is None else pytest.warns(UserWarning, match=re.escape(reason or "")):
         cache = method.new_cache(model)
     model(ids, past_key_values=cache)
     model(ids[:, :1], past_key_values=cache)
