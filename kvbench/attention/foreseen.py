@@ -80,8 +80,8 @@ def attend_foreseen(
     if layer.rope is not None:
         stored_keys = rotated_columns(layer, last - count, keys)
     stored_keys, stored_values = stored_keys.to(query.dtype), stored_values.to(query.dtype)
-    layer.seen = last - count
-    # copies: the buffers change below
+    layer.seen = last - count  # as before the pass, for what reads or appends; put back step by step below
+    # for each group of rows, columns, keys and values: copies, as the buffers change below
     before = [_with(_slots(layer, rows, query.dtype), stored_keys[rows], stored_values[rows]) for rows in groups]
     lengths, rooms = [layer.lengths(rows) for rows in groups], [store.tail.capacity for store in layer.stores()]
     # As in single steps, which settle before a token is appended: never with the last token of the pass.
@@ -138,6 +138,7 @@ def planned(
         mask: mask of the queries over columns, as :func:`attend_foreseen` takes it; None: causal.
         like: tensor with the dtype and the device of the result.
     """
+    # from here on, tokens are numbered from the first real one, as in `times`
     n = first + count - start
     old, new = (column - start for column in columns)
     base = torch.cat([old, torch.arange(first - start, n)])
@@ -145,8 +146,9 @@ def planned(
     keys, values = (torch.where(time > first - start, time, NEVER) for time in times)
     slot_before, slot_after = torch.full((n,), -1), torch.full((n,), -1)
     slot_before[base], slot_after[new] = torch.arange(len(base)), torch.arange(len(new))
+    # a form of a token is seen by the queries [begin, end); the first one until either side changes
     tokens, begins, ends = [base], [torch.zeros_like(base)], [torch.minimum(keys, values)[base]]
-    chosen: list[tuple[Tensor, Tensor]] = []
+    chosen: list[tuple[Tensor, Tensor]] = []  # of each kind of later form: numbers of the keys' and the values' forms
     known = (slot_before >= 0) & (slot_after >= 0)
     # a token's later forms: its key is packed and its value not yet, the other way round, or both are; one that is
     # dropped has no slot after the pass, and so no later form
@@ -161,6 +163,7 @@ def planned(
         ends.append(end[here])
         sides = [slot_after[here] + len(base) if after else slot_before[here] for after in late]
         chosen.append((sides[0], sides[1]))
+    # only the slots that some later form needs are read again, in one range
     again = torch.cat([index[index >= len(base)] for pair in chosen for index in pair]) - len(base)
     bounds = (int(again.min()), int(again.max()) + 1) if len(again) else (0, 0)
     token, begin, end = torch.cat(tokens), torch.cat(begins), torch.cat(ends)
@@ -177,9 +180,9 @@ def planned(
     bias = torch.zeros(visible.shape, dtype=like.dtype, device=device).masked_fill_(~visible, float("-inf"))
     if len(token) == len(base):
         return Plan(None, None, (0, 0), bias)
-    moved = [[torch.arange(len(base)), *(pair[side] for pair in chosen)] for side in (0, 1)]
-    index = [torch.cat(parts) for parts in moved]
-    index = [torch.where(x >= len(base), x - bounds[0], x).to(device) for x in index]
+    numbers = [torch.cat([torch.arange(len(base)), *(pair[side] for pair in chosen)]) for side in (0, 1)]
+    # slots after the pass are numbered from the first that is read
+    index = [torch.where(x >= len(base), x - bounds[0], x).to(device) for x in numbers]
     return Plan(index[0], index[1], bounds, bias)
 
 

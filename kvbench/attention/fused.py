@@ -31,9 +31,9 @@ def attend_fused(
     wanted = layer.progress.options.kernels
     if wanted == "reference" or query.device.type not in ("cpu", "cuda"):
         return None
-    packed = any(segment.packed for store in layer.stores() for segment in store.segments)
+    packs = any(segment.packed for store in layer.stores() for segment in store.segments)  # also if empty so far
     observed = layer.method.observe_steps
-    if wanted == "auto" and not packed and logits.plain and not observed:
+    if wanted == "auto" and not packs and logits.plain and not observed:
         return None  # torch's own SDPA serves what is exact, as in stock transformers
     try:
         check_plain_causal(layer, mask, query.shape[2])
@@ -81,7 +81,7 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
         if reason is None:
             assert isinstance(module, ModuleType)
             named = getattr(module, "kernel_name", None)  # with the instruction set, on a CPU
-            return named() if named else name, module
+            return (named() if named else name), module
         reasons.append(f"{name}: {reason}")
     raise NotServed("; ".join(reasons))
 

@@ -55,15 +55,16 @@ def pairs_of_row(
         the value segment). The value is the triple (index of the phase's first token in the key segment, its index in
         the value segment, number of tokens).
     """
-    ends_k, ends_v = list(accumulate(keys)), list(accumulate(values))
+    ends_k, ends_v = list(accumulate(keys)), list(accumulate(values))  # one past the last slot of each segment
     hidden = 0 if window is None else max(sum(keys) - window, 0)
     phases, slot = {}, 0
-    for cut in sorted({*ends_k, *ends_v} - {0}):
+    for cut in sorted({*ends_k, *ends_v} - {0}):  # formats can change only where a segment of either side ends
         k = next(i for i, end in enumerate(ends_k) if end > slot)
         v = next(i for i, end in enumerate(ends_v) if end > slot)
         first = max(slot, hidden)
         if first < cut:
-            phases[k, v] = (first - ends_k[k] + keys[k], first - ends_v[v] + values[v], cut - first)
+            begin_k, begin_v = ends_k[k] - keys[k], ends_v[v] - values[v]
+            phases[k, v] = (first - begin_k, first - begin_v, cut - first)
         slot = cut
     return phases
 
@@ -89,6 +90,7 @@ def divide_into_phases(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list
     if any(sum(keys.signature(row)) > window for row in range(layer.batch)) and out_of_order(layer):
         raise NotServed("a sliding window hides tokens whose slots are not in the order of the text")
     rows: list[dict[tuple[int, int], tuple[int, int, int]]] = []
+    # rows with equal lengths, and equal beginnings in the buffers in full precision, share their phases
     alike: dict[Any, dict[tuple[int, int], tuple[int, int, int]]] = {}
     for row in range(layer.batch):
         lengths = (keys.signature(row), values.signature(row))
@@ -104,6 +106,7 @@ def divide_into_phases(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list
         phases = alike[lengths, begun] = pairs_of_row(*lengths, layer.window)
         for (k, v), (first_k, first_v, count) in phases.items():
             left, right = keys.segments[k], values.segments[v]
+            # tokens in full precision begin at `starts` in their buffer; packed tokens begin at 0
             if isinstance(left, FullSegment):
                 first_k += left.starts[row]
             if isinstance(right, FullSegment):
@@ -113,6 +116,7 @@ def divide_into_phases(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list
             phases[k, v] = (first_k, first_v, count)
         rows.append(phases)
     # Pairs stay in the list once they have occurred, so that no kernel is recompiled when a window happens to be empty.
+    # The newest tokens are in the last segments of both sides, so this pair is always there, and the last one.
     layer.pairs.add((len(keys.segments) - 1, len(values.segments) - 1))
     layer.pairs.update(pair for phases in rows for pair in phases)
     order = sorted(layer.pairs)

@@ -1,4 +1,4 @@
-"""Attention over the stores in plain torch: the reference that kernels are tested against, and the path on a CPU.
+"""Attention over the stores in plain torch: what kernels are tested against, and the path where none can serve.
 
 It reads keys and values one block of tokens at a time, in any format, and merges the blocks by log-sum-exp in fp32
 (online softmax; Cocktail eq. 4-5 and LogQuant eq. 4 are this merge over storage formats). At any time, at most one
@@ -83,8 +83,8 @@ def in_caches(
     """Compute the output of :func:`merge_blocks` for so few rows at a time that a CPU's caches hold their blocks."""
     first, last, _ = rows.indices(layer.batch)
     longest = max((stop - start for start, stop in slot_blocks(layer, rows)), default=1)
-    width = longest * layer.heads * max(layer.key_dim, layer.value_dim)
-    step = max(ELEMENTS // width, 1)
+    row_elements = longest * layer.heads * max(layer.key_dim, layer.value_dim)  # of one row's largest block
+    step = max(ELEMENTS // row_elements, 1)
     outs = []
     for row in range(first, last, step):
         some = slice(row, min(row + step, last))
@@ -122,6 +122,7 @@ def merge_blocks(
     q, observed = grouped(layer, query, scaling), list[Tensor]()
     merge = Merge(layer, q, query_heads, logits)
     for start, stop in slot_blocks(layer, rows, together):
+        # a block may lie in several segments, of which those of values end elsewhere than those of keys
         parts = [
             q @ rotated_slots(layer, rows, a, b, keys.read(rows, a, b, torch.float32, upper)).transpose(-1, -2)
             for a, b in pairwise(keys.cuts(rows, start, stop))
@@ -130,6 +131,7 @@ def merge_blocks(
         if mask is not None:
             visible = mask[..., start:stop]
             grid = scores.view(batch, layer.heads, group, count, stop - start)
+            # [rows or 1, H or 1, group or 1, q, block]: a mask may differ between query heads (SnapKV)
             visible = visible.unflatten(1, (layer.heads, group)) if visible.shape[1] > 1 else visible.unsqueeze(1)
             if visible.dtype == torch.bool:
                 scores = grid.masked_fill(~visible, MASKED).view_as(scores)
@@ -197,6 +199,7 @@ def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | N
     mask = mask[rows] if mask.shape[0] > 1 else mask
     numbers = range(*rows.indices(layer.batch))
     in_order = all(layer.method.positions(layer, row) is None for row in numbers)
+    # what lies before `start` is not stored: padding, and in order also what a sliding window has passed
     start = layer.first(numbers[0]) if in_order else layer.start(numbers[0])
     if count == 1 and mask.dtype == torch.bool and bool(mask[..., start:].all()):
         return None  # only padding and tokens before the sliding window are masked, and these are not stored

@@ -61,7 +61,7 @@ def model_attention(
         CacheError: the model passes an argument that the stores cannot serve, attention weights are requested, or
             padding is not on the left.
     """
-    before = rotary.take(module)
+    before = rotary.take(module)  # the keys before RoPE, if the cache stores these
     if kwargs.get("output_attentions"):
         raise CacheError(
             "output_attentions=True: kvbench's attention does not compute attention weights, so it "
@@ -78,7 +78,7 @@ def model_attention(
     layer, logits = key.layer, logits_of(module, query, kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     fresh_keys, fresh_values = key.claim()
-    if not layer.sealed:
+    if not layer.sealed:  # the prompt is not complete
         see_padding(layer, attention_mask, query.shape[2])
     stored = rotary.stored(layer, fresh_keys, before, module, kwargs.get("position_ids"))
     if layer.sealed:

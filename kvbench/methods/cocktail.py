@@ -207,6 +207,7 @@ class Cocktail(Method):
 
         cache = super().new_cache(model, prompts, max_length)
         text_encoder = encoder(self.encoder)
+        # before the search: seconds that stored embeddings saved so far, and stored ones whose seconds are not known
         unspent, uncharged = text_encoder.unspent_s, text_encoder.uncharged
         started = time.perf_counter()
         plans = [self.plan(prompts, row, len(cache.kv_layers) - 1) for row in range(len(prompts.starts))]
@@ -299,7 +300,7 @@ class Cocktail(Method):
         for row in range(*rows.indices(layer.batch)):
             plan = self.plans(layer)[row]
             hidden = whole_groups(layer.hidden(row), CHUNK)
-            parts = plan.indices(keys.shape[2], keys.device, hidden)
+            parts = plan.indices(keys.shape[2], keys.device, hidden)  # one for each segment: INT2, INT4, FP16
             one = slice(row, row + 1)
             for store, x in zip(layer.stores(), (keys, values), strict=True):
                 mine = x[row - first : row - first + 1]
@@ -318,6 +319,7 @@ class Cocktail(Method):
             order, one, remaining, begin = layer.positions(row), slice(row, row + 1), [], 0
             for number, segment in enumerate(layer.stores()[0].segments):
                 positions = order[begin : begin + segment.length(one)]
+                # a segment is in the order of the text, so its hidden tokens are its first ones
                 count = int((positions < layer.start(row) + first_seen).sum())
                 count = count // self.chunk_size * self.chunk_size if segment.packed else count
                 begin += len(positions)
@@ -353,13 +355,13 @@ class Cocktail(Method):
         share = max(at.prompt - gone, 0) / at.prompt  # of the prompt that is still seen
         rest = at.tokens - gone
         widths = self.chunk_widths(at)
-        seen = widths[len(widths) - round(len(widths) * share) :] if gone else widths
+        seen = widths[len(widths) - round(len(widths) * share) :] if gone else widths  # the last chunks
         for bits in (2, 4):
             chunks = widths.count(bits)
             count = (round(chunks * share) if gone and self.reorder else seen.count(bits)) * self.chunk_size
             value = FormatSpec(bits=bits, group_size=self.value_group(at.channels), axis="token")
             key = FormatSpec(bits=bits, group_size=self.key_group, axis="channel")
-            key = key if self.key_axis == "channel" else value
+            key = key if self.key_axis == "channel" else value  # per token, keys are packed as values are
             for form in (key, value):
                 group = self.key_group if form.axis == "channel" else 1
                 parts = [count] if self.reorder else in_place.billed(seen, bits, self.chunk_size, group)

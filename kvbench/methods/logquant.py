@@ -54,12 +54,13 @@ def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.
     flushes that have been carried out; None: all that are due after `n` tokens.
     """
     everything = torch.arange(n)
+    # in full precision: `log`, tokens left by earlier flushes, and the local part, all tokens from `first` on
     demoted, log = [everything[:0]], everything[:0]
-    first = 0  # oldest token of the local part
+    first = 0
     for _ in range(flushes(n, W) if count is None else count):
         stop = first + 2 * W - len(log)
-        block = torch.cat([log, everything[first:stop]])
-        first, log = stop, block[0::2]
+        block = torch.cat([log, everything[first:stop]])  # the oldest 2 W
+        first, log = stop, block[0::2]  # thinned again at the next flush
         demoted.append(block[1::2])
     return torch.cat(demoted), torch.cat([log, everything[first:]])
 
@@ -255,7 +256,7 @@ class LogQuant(Method):
         elif not self.evict:
             gone = layer.real_tokens(rows.indices(layer.batch)[0]) - layer.length(rows)
             for store in layer.stores():
-                count = self.passed(hidden) - gone
+                count = self.passed(hidden) - gone  # those not dropped before
                 if count > 0:
                     store.packed.drop_front(rows, count)
 

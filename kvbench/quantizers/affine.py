@@ -157,7 +157,7 @@ class AffineQuantizer:
         grouped = self.group(x)
         dim = grouped.ndim - 2 if self.axis == "channel" else grouped.ndim - 1
         low, high = torch.aminmax(grouped, dim=dim, keepdim=True)
-        if bool(((low - low) + (high - high)).any()):  # 0 of what is finite, else NaN
+        if bool(((low - low) + (high - high)).any()):  # 0 of what is finite, else NaN, which counts as True
             raise NonFiniteError(f"a tensor to be quantized contains NaN or Inf at index {first_non_finite(x)}")
         # -0 becomes 0, as either of the two may be returned as the extreme
         codes, params = self.encode_groups(grouped, low + 0.0, high + 0.0)
@@ -179,12 +179,12 @@ class AffineQuantizer:
             scale, minimum = (high * fit - low * fit) / levels / fit, low
         else:
             minimum, scale = low.float(), (high.float() - low.float()) / levels
-            if x.dtype != torch.float32:
+            if x.dtype != torch.float32:  # bf16: the scale follows from the minimum as it is stored
                 minimum = minimum.clamp(-FP16_MAX, FP16_MAX).half()
                 scale = ((high.float() - minimum.float()) / levels).clamp(0.0, FP16_MAX).half()
         work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
         step, base, x = scale.to(work), minimum.to(work), x.to(work)
-        part = self.share(step, base, high)
+        part = self.share(step, base, high)  # 1/4 where fp16 would overflow
         # A constant group (or one whose scale underflows) has code 0 throughout: x^ is its minimum.
         safe = torch.where(step == 0, torch.ones_like(step), step)
         if part is None:

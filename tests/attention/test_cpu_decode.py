@@ -207,3 +207,22 @@ def test_torchs_limit_on_instructions_is_obeyed(monkeypatch):
         monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
         monkeypatch.setattr(build, "cpu_flags", lambda flags=flags: frozenset(flags))
         assert build.instructions() == wanted and build.kernel_name() == f"cpu-{wanted}"
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("name", ["int4 G32", "keys per token"])
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_a_query_that_is_not_a_number_gives_no_number(name, softcap, instructions):
+    work = made(name, [300], (37, 41))
+    work.logits = Logits(softcap=softcap)
+    query = queries(work, 1)
+    query[:, 0] = float("nan")
+    found = decode.attend(query, work, 0.2, instructions)
+    assert found[:, :, 0].isnan().all() and found[:, :, 1:].isfinite().all()
+
+
+def test_a_row_without_tokens_gets_zeros():
+    work = made("int4 G32", [300, 0], (37, 37))
+    work.table[1, :, 2] = 0
+    found = decode.attend(queries(work, 2), work, 0.2)
+    assert not found[1].any() and found[0].any()

@@ -149,6 +149,7 @@ class CodebookKernel(nvrtc.Function):
 def codebook_source() -> str:
     """Return the CUDA source of the kernel, without the macro definitions that configure it."""
     first, *others = (codebook_source_file(name) for name in PARTS)
+    # the shared files use the macros of the header, and all others use the shared files
     return "\n".join([first, *map(uniform.cuda_source_file, SHARED), *others])
 
 
@@ -184,6 +185,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
         return reason
     if work.key_dim != work.value_dim:
         return f"heads of {work.key_dim} and {work.value_dim} channels"
+    # of keys and of values: `unlike` has made sure that one phase alone has codes
     sparse = [part.codebook.outliers for pair in work.phases for part in pair if part.codebook is not None]
     if (sparse[0] is None) != (sparse[1] is None):
         return "outliers of keys or of values alone"
@@ -247,7 +249,7 @@ def configured(query: Tensor, work: Work) -> CodebookBuild:
     build = CodebookBuild(
         channels=work.key_dim,
         bits=work.phases[packed][0].format.bits,
-        rows=-(-rows // -(-rows // ROWS)),
+        rows=-(-rows // -(-rows // ROWS)),  # as few CTAs as possible, with equally many rows
         heads=work.heads,
         block=128 if book.outliers is None else book.outliers.block,
         bf16=query.dtype == torch.bfloat16,
@@ -331,6 +333,7 @@ def codebook_arguments(
         full(*work.phases[i]) if 0 <= i < len(work.phases) else struct.pack("2P2q", 0, 0, 0, 0)
         for i in (packed - 1, packed + 1)
     )
+    # an exact phase before the packed one and one after it; zeros where there is none
     return step + codes + exact + b"".join(sparse(book.outliers) for book in books)
 
 

@@ -115,10 +115,10 @@ def _built(compiler: str, chosen: str) -> Path:
     sources = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".hpp"))
     words = [version, cpu_name(), platform.machine(), *flags, *(path.read_text(encoding="utf-8") for path in sources)]
     path = compiled.folder() / f"{compiled.key(*words)}.so"
-    if not path.exists():
+    if not path.exists():  # a complete library needs no lock, so a folder that can only be read will do
         failure = path.with_suffix(".failed")
         with FileLock(f"{path}.lock", timeout=LIMIT_S + 10):
-            if not path.exists():
+            if not path.exists():  # nobody has compiled it while this process waited
                 if failure.exists() and time.time() - failure.stat().st_mtime < REMEMBERED_S:
                     raise RuntimeError(failure.read_text(encoding="utf-8"))
                 try:

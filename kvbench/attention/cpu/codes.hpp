@@ -61,7 +61,7 @@ struct Words {
     }
 
     void join(const uint32_t *upper, int wide, const uint32_t *lower, int narrow, int channels, bool keys) {
-        // runs of word rows that lie in one field of both planes
+        // runs of joined word rows whose codes lie in one field of either plane: bits `up` and `down` on
         const int rows = 8 * width, run = 8 * narrow;
         for (int first = 0; first < rows; first += run) {
             const int up = first / (8 * wide) * wide, down = first / run * narrow;
@@ -148,7 +148,8 @@ inline void multiply_rows(int rows, const Pair<T, W> &pair, int pitch, int pairs
 typedef Pair<uint32_t, int32_t> Codes;
 typedef Pair<float, float> Exact;
 
-__attribute__((noinline)) inline void multiply_codes(int width, int rows, const Codes &codes, int pitch, int pairs, int64_t row, I (*out)[2]) {
+__attribute__((noinline)) inline void multiply_codes(int width, int rows, const Codes &codes, int pitch, int pairs,
+                                                     int64_t row, I (*out)[2]) {
     if (width == 2) multiply_rows<2>(rows, codes, pitch, pairs, row, out);
     else if (width == 4) multiply_rows<4>(rows, codes, pitch, pairs, row, out);
     else multiply_rows<8>(rows, codes, pitch, pairs, row, out);

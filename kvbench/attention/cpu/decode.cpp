@@ -17,8 +17,8 @@ constexpr float LOG2E = 1.44269504f;
 struct Unit {
     int row, phase;
     int64_t key, value;  // index of the first token in either segment
-    int lead, count;     // tokens from the multiple of a tile below to the first one; tokens
-    int64_t hidden;      // tokens of the row before the first one
+    int lead, count;     // tokens of its first tile that precede the unit (0 if nothing is packed); its tokens
+    int64_t before;      // tokens of the row, over all phases, before the unit
 };
 
 struct Layer {
@@ -39,7 +39,8 @@ struct Layer {
                 const int32_t *line = args.table + ((int64_t)b * args.phase_count + i) * 3;
                 const Phase &phase = args.phases[i];
                 const bool packed = phase.key.kind || phase.value.kind;
-                int64_t origin = !packed ? 0 : phase.key.kind ? line[0] : line[1];
+                // packed keys and values begin at the same place in a tile (Work.table), so either gives the cuts
+                const int64_t origin = !packed ? 0 : phase.key.kind ? line[0] : line[1];
                 for (int64_t done = 0; done < line[2];) {
                     const int64_t at = origin + done, left = line[2] - done, room = UNIT - at % UNIT;
                     const int count = (int)(left < room ? left : room);
@@ -58,7 +59,9 @@ struct Layer {
             for (int h = 0; h < args.heads; h++) missing[b * args.heads + h] = begins[b + 1] - begins[b];
     }
 
-    float *of(int unit, int head) { return partial.data() + ((int64_t)unit * args.heads + head) * rows * (args.value_dim + 2); }
+    float *of(int unit, int head) {
+        return partial.data() + ((int64_t)unit * args.heads + head) * rows * (args.value_dim + 2);
+    }
 
     void compute(Scratch &scratch, int number, int head);
     void merge(int row, int head);
@@ -75,9 +78,9 @@ inline void read_queries(const Args &args, int row, int head, float factor, floa
         }
 }
 
-// cap * tanh(x / cap), in bits.
+// cap * tanh(x / cap), in bits; by (1 - e) / (1 + e) with e = exp(-2 |x| / cap).
 inline F capped(F x, float cap) {
-    const F e = exp2_of(larger(-magnitude(x), splat(-60.f * cap)) * (2 * LOG2E / cap));
+    const F e = exp2_of(larger(splat(-60.f * cap), -magnitude(x)) * (2 * LOG2E / cap));
     const F size = (1.f - e) / (1.f + e) * (cap * LOG2E);
     return x < 0.f ? -size : size;
 }
@@ -92,6 +95,7 @@ void Layer::compute(Scratch &scratch, int number, int head) {
     scratch.out = partial;
     read_queries(args, unit.row, head, args.cap ? args.scale : args.scale * LOG2E, scratch.query);
 
+    // scores are counted from the beginning of the unit's first tile: those of its tokens are [first, last)
     const int64_t key = unit.key, value = unit.value;
     if (phase.key.kind)
         for (int at = 0; at < last; at += TILE)
@@ -103,7 +107,8 @@ void Layer::compute(Scratch &scratch, int number, int head) {
     const int width = (last + L - 1) / L * L;
     for (int r = 0; r < rows; r++) {
         float *scores = scratch.scores + (int64_t)r * UNIT;
-        const int64_t visible = total[unit.row] - args.count + r % args.count + 1 - unit.hidden;
+        // the newest tokens are the row's last ones; new token j sees all but the count - 1 - j after it
+        const int64_t visible = total[unit.row] - args.count + r % args.count + 1 - unit.before;
         const int end = visible < unit.count ? (visible > 0 ? first + (int)visible : first) : last;
         if (args.cap)
             for (int i = 0; i < width; i += L) store(scores + i, capped(load<F>(scores + i), args.cap));
@@ -138,13 +143,14 @@ void Layer::merge(int row, int head) {
         const float sink = args.sinks ? args.sinks[query_head] * LOG2E : HIDDEN;
         float top = sink, sum = 0;
         for (int u = begins[row]; u < begins[row + 1]; u++) top = std::fmax(top, of(u, head)[rows * dim + r]);
-        if (args.sinks) sum = exp2f(sink - top);
+        if (args.sinks) sum = exp2f(sink - top);  // a sink has a weight, but no value
         std::fill(out.begin(), out.end(), 0.f);
         for (int u = begins[row]; u < begins[row + 1]; u++) {
             const float *partial = of(u, head), most = partial[rows * dim + r];
-            if (most <= HIDDEN) continue;
+            const float weights = partial[rows * dim + rows + r];
+            if (most <= HIDDEN && weights == weights) continue;  // it sees no token here; NaN goes on to the output
             const float share = exp2f(most - top);
-            sum += share * partial[rows * dim + rows + r];
+            sum += share * weights;
             for (int c = 0; c < dim; c += L)
                 store(out.data() + c, load<F>(out.data() + c) + load<F>(partial + r * dim + c) * share);
         }
@@ -158,12 +164,13 @@ void work(void *layer_) {
     const Args &args = layer.args;
     thread_local std::unique_ptr<Scratch> scratch(new Scratch);
     thread_local std::vector<float> buffers;
-    const size_t query = (size_t)layer.rows * args.key_dim;
-    if (buffers.size() < query + (size_t)layer.rows * UNIT) buffers.resize(query + (size_t)layer.rows * UNIT);
+    const size_t query = (size_t)layer.rows * args.key_dim, scores = (size_t)layer.rows * UNIT;
+    if (buffers.size() < query + scores + SLACK) buffers.resize(query + scores + SLACK);
     scratch->query = buffers.data(), scratch->scores = buffers.data() + query;
+    std::memset(scratch->scores + scores, 0, sizeof(float) * SLACK);
     const int64_t items = (int64_t)layer.units.size() * args.heads;
     for (int64_t item; (item = layer.next++) < items;) {
-        // the units of a row and KV head follow each other
+        // items: row by row, in a row KV head by KV head, in a KV head unit by unit
         int row = 0;
         while (item >= (int64_t)layer.begins[row + 1] * args.heads) row++;
         const int64_t inside = item - (int64_t)layer.begins[row] * args.heads;
@@ -181,4 +188,7 @@ extern "C" void kvbench_decode(const kvbench::Args *args) {
     const unsigned threads = (unsigned)(args->threads < items ? args->threads : items);
     if (args->parallel && threads > 1) args->parallel(kvbench::work, &layer, threads, 0);
     else kvbench::work(&layer);
+    for (int b = 0; b < args->batch; b++)  // no unit has written the output of a row without tokens
+        if (layer.begins[b] == layer.begins[b + 1])
+            for (int h = 0; h < args->heads; h++) layer.merge(b, h);
 }

@@ -118,6 +118,7 @@ def attend(query: Tensor, work: Work, scaling: float, instructions: str | None =
     library = build.library(instructions)
     if isinstance(library, str):
         raise RuntimeError(library)
+    # structs hold bare addresses: `phases`, `work`, `query`, `out` and `sinks` must live until the call has returned
     args = ArgsStruct(
         phases,
         work.table.data_ptr(),
@@ -161,10 +162,10 @@ def _part(part: Part) -> PartStruct:
         form.group,
         form.window,
         -(-form.window // form.group),
-        0,  # there are no exact elements
+        0,  # type of exact elements, of which there are none
         TYPES[part.params[0].dtype],
         part.words[0].shape[2],
     )
-    if form.kind == "cross":
+    if form.kind == "cross":  # capacity in tokens / rows of factors: keys have one for each token
         struct.cross_tile = part.words[0].shape[2] * TILE // part.params[2].shape[2]
     return struct

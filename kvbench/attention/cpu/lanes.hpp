@@ -1,7 +1,7 @@
 // Vectors of 32-bit lanes, and what compilers do not offer for all instruction sets alike.
 //
-// Arithmetic is written with the vector types that gcc and clang share; this file has what needs instructions of its own.
-// A library is compiled once for each instruction set that a machine is asked for, from the same source.
+// Arithmetic is written with the vector types that gcc and clang share; this file has what needs instructions of its
+// own. A library is compiled once for each instruction set that a machine is asked for, from the same source.
 
 #pragma once
 
@@ -77,7 +77,7 @@ inline I rounded(F x) {
 #elif defined(__AVX2__)
     return (I)_mm256_cvtps_epi32((__m256)x);
 #else
-    const F magic = splat(12582912.f);  // 1.5 * 2^23
+    const F magic = splat(12582912.f);  // 1.5 * 2^23: of x + magic, the lowest bit is that of units
     return (I)(x + magic) - (I)magic;
 #endif
 }
@@ -94,6 +94,7 @@ inline void store_short(int16_t *to, I x) {
 #endif
 }
 
+// The larger of two; b if one of them is NaN.
 inline F larger(F a, F b) { return a > b ? a : b; }
 inline F magnitude(F x) { return (F)((I)x & 0x7fffffff); }
 
@@ -113,12 +114,12 @@ inline float most_of(F x) {
     return parts[0];
 }
 
-// 2^x for x <= 127, with a relative error of 2e-7; 0 below -126.
+// 2^x for x <= 127, with a relative error of 2e-7; 0 below -126; NaN of NaN.
 inline F exp2_of(F x) {
-    const F bounded = larger(x, splat(-126.f));
+    const F bounded = larger(splat(-126.f), x);
     const I whole = rounded(bounded);
     const F f = bounded - to_float(whole);
-    F y = splat(1.5403530e-4f);
+    F y = splat(1.5403530e-4f);  // a polynomial for 2^f, |f| <= 1/2, whose exponent `whole` is then added to
     y = y * f + 1.3333558e-3f;
     y = y * f + 9.6181291e-3f;
     y = y * f + 5.5504109e-2f;
@@ -140,8 +141,8 @@ inline float widened(uint16_t half) {  // fp16
     const uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
     uint32_t bits = rest << 13;
     float value;
-    if (rest >= 0x7c00) bits |= 0x7f800000, std::memcpy(&value, &bits, 4);
-    else std::memcpy(&value, &bits, 4), value *= 5.192296858534828e33f;  // 2^112
+    if (rest >= 0x7c00) bits |= 0x7f800000, std::memcpy(&value, &bits, 4);  // infinity or NaN
+    else std::memcpy(&value, &bits, 4), value *= 5.192296858534828e33f;     // 2^112: fp16's bias is 15, fp32's 127
     std::memcpy(&bits, &value, 4);
     bits |= sign;
     std::memcpy(&value, &bits, 4);
@@ -205,11 +206,12 @@ inline void put(void *to, Type type, int64_t i, float value) {
         uint16_t half;
         if (!(size == size)) half = 0x7e00;
         else if (size >= 65520.f) half = 0x7c00;
-        else if (size < 6.103515625e-5f) half = (uint16_t)(int32_t)(size * 16777216.f + 12582912.f - 12582912.f);
+        else if (size < 6.103515625e-5f)  // subnormal: a multiple of 2^-24, rounded as in `rounded`
+            half = (uint16_t)(int32_t)(size * 16777216.f + 12582912.f - 12582912.f);
         else {
             std::memcpy(&bits, &size, 4);
             bits += 0xfff + (bits >> 13 & 1);
-            half = (uint16_t)((bits - 0x38000000) >> 13);
+            half = (uint16_t)((bits - 0x38000000) >> 13);  // the difference of the biases, 112, in the exponent
         }
         ((uint16_t *)to)[i] = (uint16_t)(sign | half);
 #endif

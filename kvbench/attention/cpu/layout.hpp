@@ -8,6 +8,7 @@ namespace kvbench {
 
 constexpr int TILE = 128;
 constexpr int UNIT = 512;       // tokens whose partial result is computed at once, whatever the number of threads
+constexpr int SLACK = 4;        // floats behind the last score that `exact_values` may read, times zeros
 constexpr float HIDDEN = -1e30f;  // score of a token that is not seen
 
 enum Kind { FULL, AFFINE, ATOM, HIERARCHICAL, OFFSET, FOLDED, CROSS };

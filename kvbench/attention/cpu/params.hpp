@@ -16,9 +16,10 @@ struct Affine {
 inline Affine affine(int kind, int bits, F first, F second) {
     switch (kind) {
         case ATOM: return {first, -second * first};
+        // scale / 16 * (code - 8) + minimum
         case HIERARCHICAL: return {first * 0.0625f, second - first * 0.5f};
         case OFFSET: return {first, first * -(float)(1 << (bits - 1))};
-        case FOLDED: {
+        case FOLDED: {  // the 4 lowest bits of the factor are the zero point, and count as 0 in it
             const F step = (F)((I)first & -16);
             return {step, -to_float((I)first & 15) * step};
         }
@@ -78,7 +79,8 @@ struct TokenParams {
 };
 
 // Rows of weights in 16 bits, of one factor each: weight = factor * (digit + next / 65534). Codes are whole numbers, so
-// the products are exact. Queries in 16 bits have one digit, which is 256 times as fine as bf16; those in 32 bits two.
+// the products are exact. Queries in 16 bits have one digit, which is 256 times as fine as bf16 for the largest weight
+// of a row; those in 32 bits two.
 struct Weights {
     int16_t *digits;  // [rows][count][length]
     int length, count;

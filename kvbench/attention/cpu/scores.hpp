@@ -29,6 +29,8 @@ struct alignas(64) Scratch {
 inline float middle(const Part &part) { return ((1 << part.bits) - 1) * 0.5f; }
 
 // Keys whose groups are tokens of one channel: a row of weights is the query times the steps of a group.
+// q . (step code + base) = (q step) . (code - centre) + q . (base + step centre). Only q step is rounded to 16 bits; in
+// the bias, `round` returns the sum of the rounded weights, so that `centre` cancels exactly.
 inline void scores_by_channel(Scratch &scratch, const Part &part, int64_t head, int tile, int first, int last,
                               int channels, const Words &words, int row, int rows, float *scores) {
     const float centre = middle(part);
@@ -63,6 +65,7 @@ inline void scores_by_channel(Scratch &scratch, const Part &part, int64_t head, 
     I sums[ROWS][2];
     for (int start = first / PAIR * PAIR; start < last; start += PAIR) {
         int of[2], until[2], passes = 1;  // groups of the tokens of either vector: [of, until)
+        // a vector whose tokens are of several groups is multiplied once for each, and keeps the lanes of that group
         for (int v = 0; v < 2; v++) {
             const int from = start + v * L;
             of[v] = 0;
@@ -148,7 +151,8 @@ inline void packed_scores(Scratch &scratch, const Part &part, int64_t head, int 
                           float *scores) {
     Words words = {scratch.words, scratch.planes};
     words.read(part, head, tile, channels, true);
-    if (part.by_token) TokenParams{scratch.step, scratch.base}.read(part, head, tile, channels / part.group, scratch.raw);
+    if (part.by_token)
+        TokenParams{scratch.step, scratch.base}.read(part, head, tile, channels / part.group, scratch.raw);
     for (int row = 0; row < scratch.rows; row += scratch.most_rows()) {
         const int rows = scratch.rows - row < scratch.most_rows() ? scratch.rows - row : scratch.most_rows();
         if (part.by_token) scores_by_token(scratch, part, first, last, channels, words, row, rows, scores);

@@ -6,7 +6,9 @@
 
 namespace kvbench {
 
-// Add tokens [first, last) of a tile of codes; `weights` is that of its token 0, [rows][UNIT], and 0 outside.
+// Add tokens [first, last) of a tile of codes. `probabilities` are those of its token 0 on, [rows][UNIT]; 0 outside.
+// sum p (step code + base) = sum (p step) (code - centre) + sum p (base + step centre), where only p step is rounded to
+// 16 bits; around their centre, codes are half as large, and so is the error.
 inline void packed_values(Scratch &scratch, const Part &part, int64_t head, int tile, int first, int last, int channels,
                           const float *probabilities) {
     Words words = {scratch.words, scratch.planes};
@@ -15,9 +17,9 @@ inline void packed_values(Scratch &scratch, const Part &part, int64_t head, int 
     const float centre = middle(part);
     TokenParams{scratch.step, scratch.base}.read(part, head, tile, blocks, scratch.raw);
     const int span = part.cross_tile ? part.cross_tile : TILE;
-    for (int part_first = first / span * span; part_first < last; part_first += span) {
-        const int low = first > part_first ? first : part_first;
-        const int high = last < part_first + span ? last : part_first + span;
+    for (int begin = first / span * span; begin < last; begin += span) {  // tokens of one cross factor
+        const int low = first > begin ? first : begin, high = last < begin + span ? last : begin + span;
+        // whole fields are multiplied; tokens of them outside [low, high) have weight 0
         const int field = low / field_tokens, fields = (high + field_tokens - 1) / field_tokens - field;
         const int from = field * field_tokens, to = from + fields * field_tokens;
         for (int row = 0; row < scratch.rows; row += scratch.most_rows()) {
@@ -57,7 +59,7 @@ inline void packed_values(Scratch &scratch, const Part &part, int64_t head, int 
                 for (int v = 0; v < vectors; v++) {
                     F cross = splat(1.f);
                     if (part.cross_tile) {
-                        const int64_t group = ((int64_t)tile * TILE + part_first) / part.cross_tile;
+                        const int64_t group = ((int64_t)tile * TILE + begin) / part.cross_tile;
                         const int64_t at = head * part.param_head[2] + group * part.param_row[2] + c + v * L;
                         cross = elements(part.params[2], (Type)part.param_type, at);
                     }
@@ -85,6 +87,7 @@ inline void exact_values(Scratch &scratch, const Part &part, int64_t head, int64
             for (int c = 0; c < channels; c += PAIR) {
                 const int next = c + L < channels ? c + L : c;
                 const Exact pair = {{scratch.exact + c, scratch.exact + next}, {p, p}, {}, 1};
+                // a multiple of the chains of `multiply`: the tokens beyond are zeros (`convert`), their weights any
                 multiply_exact(rows, pair, channels, (some + 3) / 4 * 4, UNIT, sums);
                 for (int r = 0; r < rows; r++)
                     for (int v = 0; v < (next > c ? 2 : 1); v++) {

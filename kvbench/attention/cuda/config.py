@@ -46,6 +46,7 @@ def build_options(columns: int, wide: bool, fine: bool, dense: bool, small: bool
     # team, shares, blocks, teams, resident
     if blocks == 1:
         choices = [(1, 1, 1, 4, 2), (1, 1, 1, 8, 1), (2, 2, 1, 4, 1), (2, 2, 1, 3, 1), (2, 2, 1, 2, 1)]
+        # dense: one CTA of 8 teams a multiprocessor rather than two of 4, the first choice otherwise
         choices = [(2, 2, 1, 8, 1)] * (small and columns <= 4) + choices[dense:]
         choices = [choice for choice in choices if choice[1] == 1 or not fine]
         choices += [(1, 1, 1, teams, 1) for teams in (4, 2, 1)]
@@ -182,6 +183,7 @@ class Build:
         merged = self.teams * self.shares * self.columns * (self.channels + 4) * 4
         weights = self.warps * MOST_SPLITS * 4
         rings = self.teams * self.stages * self.slot
+        # the same memory serves three times: for the tiles, then to merge the teams, then (in the last CTA) all CTAs
         return max(queries + rings + self.warps * self.scratch, merged, weights)
 
     @property
@@ -206,7 +208,7 @@ class Build:
     def occupied(self) -> int:
         """Shared memory that a CTA takes of a multiprocessor in bytes, dynamic, static and reserved."""
         static = (2 * self.teams * self.shares + 1) * max(self.columns, 8) * 4 + 4
-        return self.shared + -(-static // 128) * 128 + RESERVED
+        return self.shared + -(-static // 128) * 128 + RESERVED  # memory is given out in pieces of 128 bytes
 
     def fits(self, shared: int) -> bool:
         """Return True if a multiprocessor has room for as many CTAs as it must run at once."""
@@ -299,7 +301,7 @@ def build(
     small = not one_row and any(form.kind in ("float", *LEVELS) and form.bits == 4 for form in forms)
     for option in build_options(columns, channels > 128, fine, dense, small):
         values = {**option, **dict(tuning)}
-        fast = fast_integers and values["team"] == 1
+        fast = fast_integers and values["team"] == 1  # integers need one warp per team
         integer = int(values.pop("integer", integer_rows(phases, channels, rows, softcap, bf16) if fast else 0))
         candidate = Build(
             channels,

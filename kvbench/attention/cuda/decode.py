@@ -126,6 +126,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
         if reason:
             return reason
         form = key.format
+        # the kernel finds a tile's scales from its number, so a whole number of groups must fill the tiles
         if (
             form.axis == "channel"
             and not form.window
@@ -179,6 +180,7 @@ def attend(
     out = torch.empty(batch, count, heads_q, channels, dtype=query.dtype, device=query.device)
     stream = torch.cuda.current_stream(query.device).cuda_stream
     lines = batch * work.heads * blocks
+    # of each column: the weighted values, then maximum and sum of the weights
     partial, counter = workspace(device, stream, lines * splits * build.columns * (channels + 2), lines)
     sinks = work.logits.sinks
     if sinks is not None:
@@ -205,6 +207,7 @@ def cuda_arguments(
         counter: buffer of counters, all zero.
         sinks: the model's attention sinks in the dtype that the kernel is compiled for, or None.
     """
+    # P: an address; q: 64 bits; i: 32 bits; f: fp32, padded as a C compiler pads them
     return b"".join(pack(key, value) for key, value in work.phases) + struct.pack(
         "PP3qPPP4i2fP",
         work.table.data_ptr(),

@@ -177,6 +177,7 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     limit, softcap, sinks = torch.finfo(out.dtype).max, work.logits.softcap, work.logits.sinks
     fixed += (chosen.stages, chosen.part_stages, limit, softcap is not None, sinks is not None, not INTERPRETED)
     strides = query.stride()[:3]
+    # with a softcap, tanh(y) is computed from exp(2 y), hence the 2 (kvbench.attention.triton.walk.capped)
     factors = (scaling * LOG2E, 0.0) if softcap is None else (2 * scaling * LOG2E / softcap, softcap * LOG2E)
     sinks = None if sinks is None else sinks.contiguous()
 
@@ -187,18 +188,19 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
 
     steps = work.tiles()
     if INTERPRETED:
-        parts = min(steps, 2)
+        parts = min(steps, 2)  # enough to test the merge
     else:
         known = (query.device, query.dtype, None if sinks is None else sinks.dtype, fixed, warps)
         if known not in TOGETHER:
             kernel = decode_attention.warmup(*arguments(1), grid=(1,), num_warps=warps)
             TOGETHER[known] = concurrent_programs(kernel, query.device, chosen, warps)
         parts = choose_split(steps, cells * blocks, TOGETHER[known])
-    room = arguments(parts)
-    decode_attention[(blocks, parts, cells)](*room, num_warps=warps)
+    passed = arguments(parts)
+    decode_attention[(blocks, parts, cells)](*passed, num_warps=warps)
     if parts > max(chosen.fused, 1):
         shape = (group * count, group, count, rows, work.value_dim, 16, limit, sinks is not None)
-        merge[(group * count, cells)](room[6], room[7], out, sinks, parts, work.heads, *shape, num_warps=4)
+        stats, sums = passed[6:8]
+        merge[(group * count, cells)](stats, sums, out, sinks, parts, work.heads, *shape, num_warps=4)
     return out
 
 
@@ -251,7 +253,8 @@ def concurrent_programs(kernel: Any, device: torch.device, chosen: Tuning, warps
     """
     kernel._init_handles()
     about = torch.cuda.get_device_properties(device)
-    registers = -(-kernel.n_regs // 8) * 8 * 32 * warps
+    registers = -(-kernel.n_regs // 8) * 8 * 32 * warps  # a thread's are allocated in eights
+    # the system takes 1 KiB of shared memory of each program; a multiprocessor runs at most 32 programs
     memory = about.shared_memory_per_multiprocessor // (kernel.metadata.shared + 1024)
     fitting = min(REGISTERS // registers, memory, 32)
     return about.multi_processor_count * (chosen.resident or max(fitting, 1))

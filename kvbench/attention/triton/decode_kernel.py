@@ -132,7 +132,7 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
     key_first = tl.load(table_ptr)
     value_first = tl.load(table_ptr + 1)
     count = tl.load(table_ptr + 2)
-    # a phase may begin inside a tile; if keys and values are both packed, at the same place in it (phases.lines)
+    # a phase may begin inside a tile; if keys and values are both packed, at the same place in it (Work.table)
     if kind(KEY) != FULL:
         lead = key_first % 128
     elif kind(VALUE) != FULL:
@@ -358,8 +358,8 @@ def decode_attention(
 
     # Each query row is scaled to a largest magnitude in [0.5, 1), so that times any fp16 scale it stays within fp16.
     d = tl.arange(0, KEY_DIM)
-    largest = tl.load(q_ptr + row_at[None, :] + d[:, None], mask=valid[None, :], other=0.0).to(tl.float32)
-    exponent = tl.max(tl.abs(largest), 0).to(tl.int32, bitcast=True) >> 23
+    rows_of_queries = tl.load(q_ptr + row_at[None, :] + d[:, None], mask=valid[None, :], other=0.0).to(tl.float32)
+    exponent = tl.max(tl.abs(rows_of_queries), 0).to(tl.int32, bitcast=True) >> 23  # biased by 127
     # bounds that keep both powers of two below representable in fp32, for rows of zeros too
     exponent = tl.minimum(tl.maximum(exponent, 64), 190)
     # 2**(126 - E), and its inverse times the scaling, for the biased exponent E of the largest magnitude
@@ -372,7 +372,7 @@ def decode_attention(
         tl.zeros((BLOCK_ROWS,), tl.float32),
         tl.zeros((VALUE_DIM, BLOCK_ROWS), tl.float32),
     )
-    at = low * 0
+    at = low * 0  # a zero that is a tensor from the first phase on
     for i in tl.static_range(PHASES):
         _, _, count, _, _, _, _, _, _, _ = spans[i]
         seen = count - NEW_TOKENS + 1 + row % NEW_TOKENS  # in the last phase, each new token sees one token more

@@ -101,7 +101,7 @@ def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: t
     """
     stored = ()
     if kind(FORM) != FULL and axis(FORM) != CHANNEL:
-        params = PARTS[planes(FORM) :]
+        params = PARTS[planes(FORM) :]  # behind the words
         for i in tl.static_range(COUNT):
             stored = stored + (of_tokens(params, channel_group_count(FORM, CHANNELS), start + i * N, tl.arange(0, N)),)
     return stored
@@ -152,7 +152,7 @@ def tile_scores(
     scores = ()
     if window(FORM):
         words = words_of(PARTS, FORM, base, at)
-        first = PARTS[planes(FORM) + 2] + tile * 128
+        first = PARTS[planes(FORM) + 2] + tile * 128  # index in the segment of the tile's first token
         # one query row, and a column for each group of the tile: one product per field instead of two
         ALONE: tl.constexpr = ONE_ROW and meeting(FORM) <= query[0].shape[1]
         if ALONE:
@@ -182,7 +182,7 @@ def tile_scores(
             scores = scores + (score,)
     elif axis(FORM) == CHANNEL:
         words = words_of(PARTS, FORM, base, at)
-        RUN: tl.constexpr = group_run(FORM)
+        RUN: tl.constexpr = group_run(FORM)  # how many fields a group has
         # all queries are scaled before the first product, so that one barrier suffices for their way via shared memory
         scaled = ()
         biases = ()
@@ -343,7 +343,8 @@ def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored
         for i in tl.static_range(fields(FORM)):
             step, least = group_of(stored[i], FORM, CHANNEL_GROUPS, c)
             bias += weights[i] * least[:, None]  # p_t m_tb: the same for all channels of the group
-            # lift() is 2**24 or, for fields in higher bits, less: the weight is reduced accordingly here
+            # codes of a field in higher bits are 2**place times as large; lift() * TINY, which is 2**-place, makes the
+            # products of all fields alike, so that one accumulator takes them
             scaled = scaled + ((weights[i] * (step * (lifted * (lift(FORM, i) * TINY)))[:, None]).to(tl.float16),)
         sums = sums + (bias,)
     for c in tl.static_range(CHANNEL_GROUPS):
