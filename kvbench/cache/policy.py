@@ -142,8 +142,7 @@ class Policy(Generic[L]):
         """Return the basis in which a layer stores its keys or its values; None for that of the model.
 
         Keys and queries are brought into the basis after RoPE. Values are, too, and the output of attention is brought
-        back from it. Of `layer` only index, sizes (``heads``,
-        ``key_dim``, ``value_dim``) and device are known yet.
+        back from it. Of `layer` only index, sizes (``heads``, ``key_dim``, ``value_dim``) and device are known yet.
         """
         return None
 
