@@ -119,7 +119,8 @@ class Recorded(Spanning):
     def pretend(self) -> None:
         """Make the next passes store no tokens where storing them twice would do harm.
 
-        This holds until the tensors of :meth:`changed` are restored. Tokens in full precision, and codes, may be overwritten; outliers would be added a second time.
+        This holds until the tensors of :meth:`changed` are restored. Tokens in full precision, and codes, may be
+        overwritten; outliers would be added a second time.
         """
         for place in self._packing():
             place.sent.fill_(-1)

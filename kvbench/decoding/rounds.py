@@ -4,7 +4,8 @@ A round is gamma replays of a pass over one token, whose output is the input of 
 pass over gamma + 1 tokens, which also accepts drafts and prepares the next round
 (:mod:`kvbench.decoding.round_passes`). The host waits once per round, for the tokens. It then queues the next round at
 once and updates the lengths of the cache while the device works. Only if the method has to pack or drop tokens before
-the next round does the host update the cache first (:mod:`kvbench.decoding.tables`). Draft and target may use the caches of any methods.
+the next round does the host update the cache first (:mod:`kvbench.decoding.tables`). Draft and target may use the
+caches of any methods.
 Tokens are those of eager rounds (:class:`kvbench.decoding.speculative.Eager`), although gamma tokens are drafted even
 if fewer can be accepted.
 """
