@@ -19,7 +19,8 @@ from kvbench.runner.modules import below, own
 DIGITS = 12
 
 _QUANTIZERS = "kvbench.quantizers"
-#: packages of kvbench whose modules count towards a part that imports them; all other packages serve every run
+#: packages of kvbench whose modules count towards the method, the task or the scorer only if it imports them; all
+#: other packages serve every run
 _METHOD = ("kvbench.methods", "kvbench.retrieval", "kvbench.calibration", _QUANTIZERS)
 _TASK = ("kvbench.tasks",)
 _SCORER = ("kvbench.metrics",)
@@ -42,7 +43,8 @@ _CAPTURED = (
 #: modules of rotations that serve kernels and captured steps alone
 _ROTATING = ("kvbench.rotation.rotate_kernel", "kvbench.rotation.step")
 
-#: the parts that all runs share: for each, its packages, and the modules in them that do not affect outputs
+#: the parts that all runs share: for each, its packages, and the modules and packages in them that it leaves out,
+#: because they do not affect outputs or count towards the part ``kernels``
 SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cache": (("kvbench.cache", "kvbench.rotation"), ("kvbench.cache.kernels", *_ROTATING)),
     "attention": (
@@ -93,13 +95,13 @@ def code(config: Mapping[str, Any]) -> Code:
     Returns:
         Digests by part of the code. ``method`` covers the method's class and base classes, and the modules of kvbench's
         methods and of the user that they import. ``task`` does the same for the data set, without its scoring. The
-        other parts are ``quantizer``, ``scorer``, those in :data:`SHARED`, and the storage, which is no digest. One is
-        None if the part has no source file.
+        other parts are ``quantizer``, ``scorer``, those in :data:`SHARED`, and the storage, which is not a digest. A
+        digest is None if its part has no source file.
     """
     quantizer = config.get("quantizer") or {}
     method, task = (str(config[group].get("_target_") or "") for group in ("method", "dataset"))
-    own = {**_method(method, quantizer.get("name") not in (None, "none")), **_task(task)}
-    return {**own, **shared_code(), **codes.storage_now(config)}
+    quantized = quantizer.get("name") not in (None, "none")
+    return {**_method(method, quantized), **_task(task), **shared_code(), **codes.storage_now(config)}
 
 
 def shared_code() -> Code:
@@ -140,6 +142,7 @@ def _task(target: str) -> Code:
     reached = modules.closure(classes, _follow(target, _TASK))
     imported = {name for module in reached.values() for name in module.imports if below(name, _SCORER)}
     scorers = modules.closure([*imported, _SCORING], lambda name: below(name, _SCORER))
+    # members of the data set's own classes that score answers; they are left out of the task's digest
     members = {f"{name}:score": module.scorer for name, module in reached.items() if name in classes and module.scorer}
     return {
         "task": _combined(
