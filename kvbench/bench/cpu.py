@@ -95,7 +95,11 @@ def measure_cpu(args: argparse.Namespace) -> int:
 
 
 def bench_line(row: Mapping[str, Any]) -> str:
-    """Format a row for the screen: name, instruction set, threads, times in ms, ratio and its gate, check of values."""
+    """Format a row for the screen.
+
+    The text gives its name, the kernel with its instruction set, the number of threads, the times in ms, their ratio
+    with the least ratio that passes, and the check of the values.
+    """
     gate = row["gate"] * (AVX2_SHARE if row["set"] == "avx2" else 1)
     return (
         f"{row['name']:34s} {row['kernel']:16s} {row['threads']} thr  fp16 {row['fp16_ms']:9.3f} ({row['fp16_in']})  "

@@ -38,9 +38,10 @@ def _add_files(parser: argparse.ArgumentParser, about: str) -> None:
 
 
 def measure_in_processes(args: argparse.Namespace) -> int:
-    """Run the processes of ``--processes`` and fold their files; return the exit status.
+    """Measure in several processes, one after another, and fold their files into one; return the exit status.
 
-    The status is that of the first process that failed, or 1 if it was ended by a signal.
+    Option ``--processes`` gives their number. If a process fails, the others are not run, and the status is that of the
+    failed one, or 1 if a signal ended it.
 
     Raises:
         KvbenchError: an option does not go with ``--processes``.

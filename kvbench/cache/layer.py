@@ -159,6 +159,7 @@ class KVLayer(CacheLayerMixin):
     def initialize(self, keys: Tensor, values: Tensor) -> None:
         """Take the layer's sizes and device from the first keys and values, and its dtype too if none was set."""
         self.batch, self.heads = keys.shape[:2]
+        # these keys may be those of a group of rows, but the stores are for the whole batch
         if self.progress.prefill.group is not None:
             self.batch = self.progress.prefill.group[1]
         self.dtype, self.device = self.progress.storage or keys.dtype, keys.device
@@ -220,6 +221,7 @@ class KVLayer(CacheLayerMixin):
         # `here` counts rows within the group, to which keys and values belong; `rows` within the batch
         for here in uniform_rows(starts):
             start, rows = starts[here][0], slice(group.start + here.start, group.start + here.stop)
+            # tokens that the sliding window hides from all later queries are not even stored
             start += self.method.forgotten(self, self.hidden(rows.start))
             try:
                 self.method.place(
@@ -268,7 +270,7 @@ class KVLayer(CacheLayerMixin):
         first = self.seen - keys.shape[2]
         starts = self.progress.padding.starts or [0] * self.batch
         for rows in uniform_rows(starts):
-            begin = max(starts[rows][0] - first, 0)
+            begin = max(starts[rows][0] - first, 0)  # the chunk's columns before this one are padding
             if self.window and self.length(rows):
                 self.seen = first  # the chunk is not stored yet: to the method its tokens would seem dropped
                 self.method.forget(self, rows, self.hidden(rows.indices(self.batch)[0]))
@@ -339,6 +341,7 @@ class KVLayer(CacheLayerMixin):
         """
         if not self.method.eager:
             return None
+        # the last segment is the exact tail; tokens are packed into the one before it
         keys, values = (store.segments[-2] if len(store.segments) > 1 else None for store in self.stores())
         if isinstance(keys, NuqSegment) and isinstance(values, NuqSegment):
             return keys, values
@@ -355,6 +358,7 @@ class KVLayer(CacheLayerMixin):
             return
         groups = self.row_groups()
         if len(groups) > 1 and not self.window:
+            # settle_each packs equally many tokens of all rows, so the first row shows whether anything has moved
             before = self.lengths(groups[0])
             with suppress(NonFiniteError):  # found again, and located, by the calls below
                 if self.method.settle_each(self):
@@ -400,6 +404,7 @@ class KVLayer(CacheLayerMixin):
                 self.order[row] = order[..., : sum(stores[0].signature(row))] + (count - least)
             self.firm[row] += count - least
         self.seen -= least
+        # a method with `gives_tail` may have taken back firm tokens, too
         self.firm[:] = [min(firm, self.seen) for firm in self.firm]
 
     def lengths(self, rows: slice) -> list[tuple[int, ...]]:
@@ -420,7 +425,7 @@ class KVLayer(CacheLayerMixin):
         row = rows.indices(self.batch)[0]
         after, seen = self.lengths(rows), self.real_tokens(row)
         slots = min(map(sum, after))
-        if before is None:
+        if before is None:  # prompt tokens moved if some were dropped, or stored outside the tail, the last segment
             moved = slots < seen or (any(any(lengths[:-1]) for lengths in after) and not self.method.by_token)
         else:
             moved = after != before and not (self.method.by_token and slots == min(map(sum, before)))
@@ -478,6 +483,7 @@ class KVLayer(CacheLayerMixin):
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the newest tokens; see :meth:`kvbench.cache.KVCache.crop`."""
         tokens_to_remove = int(tokens_to_remove)  # transformers may pass a tensor
+        # despite its name, a positive argument is the number of tokens to keep; a negative one removes tokens
         count = -tokens_to_remove if tokens_to_remove <= 0 else self.seen - tokens_to_remove
         if count <= 0 or not self.is_initialized:
             return
@@ -557,11 +563,12 @@ class KVLayer(CacheLayerMixin):
         last moved at different steps.
         """
         segments = self.segments()
-        counts = [self.progress.padding.starts or [0] * self.batch, *(segment.lengths for segment in segments)]
-        counts += [segment.starts for segment in segments if isinstance(segment, FullSegment)]
-        if all(all_equal(count) for count in counts):
+        # lists with one number per row; rows that agree in all of them can be processed together
+        by_row = [self.progress.padding.starts or [0] * self.batch, *(segment.lengths for segment in segments)]
+        by_row += [segment.starts for segment in segments if isinstance(segment, FullSegment)]
+        if all(all_equal(numbers) for numbers in by_row):
             return [slice(0, self.batch)]
-        return list(uniform_rows(list(zip(*counts, strict=True))))
+        return list(uniform_rows(list(zip(*by_row, strict=True))))
 
     # -- positions --------------------------------------------------------------------------------------------------
 
@@ -601,6 +608,7 @@ class KVLayer(CacheLayerMixin):
         positions = self.positions(row)
         if positions.ndim > 1:
             positions = positions.amax(0)
+        # the cumulative product is 1 up to the first slot that is still visible, then 0
         return int((positions < self.start(row) + hidden).to(torch.uint8).cumprod(0).sum())
 
     def start(self, row: int) -> int:

@@ -1,7 +1,7 @@
 """The base of all methods, as the cache and attention know them: where each token is stored, and when it moves.
 
-It lies in this package so that the cache need not import the methods, which import the cache. It imports no torch, nor
-does this package before it is used, so that a configuration can be checked without.
+It lies in this package so that the cache need not import the methods, which import the cache. Importing this module
+does not import torch, so that a configuration can be checked without it.
 """
 
 from __future__ import annotations
@@ -86,9 +86,10 @@ class Policy(Generic[L]):
     #: a token's stored form depends only on that token and its position, so any number of tokens can be rolled back
     by_token: ClassVar[bool] = False
     #: the exact tails hold the newest tokens without a gap, and all of these can be rolled back, even those of the
-    #: prompt (transformers' assisted generation verifies its first drafts together with the prompt). The keys are then
-    #: as if those tokens had never come, so no key has left for the sake of the newest ones: a method whose window
-    #: slides over the keys, or evicts, must not claim it. Values that a shorter prompt keeps exact may be packed
+    #: prompt (transformers' assisted generation verifies its first drafts together with the prompt). The keys must then
+    #: be as if those tokens had never come. This fails if their arrival made older keys leave, so it must be False for
+    #: a method whose window slides over the keys, or that evicts tokens. Values may differ: some of them may be packed
+    #: that would be exact without those tokens
     gives_tail: ClassVar[bool] = False
 
     @property
@@ -101,8 +102,8 @@ class Policy(Generic[L]):
         """True if the packing in ``settle`` may be deferred, so that one kernel launch packs the tokens of all layers.
 
         The deferred launch reads the tokens from the last, full-precision segments when ``settle`` has run for every
-        layer. Such a ``settle`` may therefore drop tokens at the front of these segments, but must not move the others,
-        unless :meth:`kvbench.cache.segments.packed.PackedSegment.thin` does it, which is deferred too.
+        layer. Such a ``settle`` may therefore drop tokens at the front of these segments, but must not move those that
+        stay, unless :meth:`kvbench.cache.segments.packed.PackedSegment.thin` does it, which is deferred too.
         Base classes return True only if a subclass does not override their ``settle``.
         ``tests/contract/test_deferred.py`` finds out, on a CPU, if a method wrongly returns True.
         """
@@ -140,8 +141,8 @@ class Policy(Generic[L]):
     def transform(self, layer: L, side: Side) -> Transform | None:
         """Return the basis in which a layer stores its keys or its values; None for that of the model.
 
-        Attention rotates keys and queries after RoPE, values and output. Of `layer` only index, sizes (``heads``,
-        ``key_dim``, ``value_dim``) and device are known yet.
+        Keys and queries are brought into the basis after RoPE. Values are, too, and the output of attention is brought
+        back from it. Of `layer` only index, sizes (``heads``, ``key_dim``, ``value_dim``) and device are known yet.
         """
         return None
 
@@ -269,8 +270,8 @@ class Policy(Generic[L]):
         A second call without new tokens changes nothing. This implementation requires that the slots are in the order
         of positions.
         """
-        gone = layer.real_tokens(rows.indices(layer.batch)[0]) - layer.length(rows)
-        count = self.forgotten(layer, hidden) - gone
+        dropped = layer.real_tokens(rows.indices(layer.batch)[0]) - layer.length(rows)  # by earlier calls
+        count = self.forgotten(layer, hidden) - dropped
         if count > 0:
             for store in layer.stores():
                 store.drop_front(rows, count)

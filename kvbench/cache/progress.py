@@ -34,10 +34,10 @@ class Options:
     """Choice of kernels and of the prefill of a cache; ``cache.options = Options(...)`` sets it.
 
     Args:
-        kernels: kernel that computes attention in decode steps. ``auto``: the fastest that can serve the step, or
-            torch's SDPA in a layer without packed tokens; a step that is recorded as a CUDA graph uses a kernel there,
-            too. ``cuda``, ``triton`` or ``cpu``: this kernel in all layers, or attention in plain torch where it cannot
-            serve the step. ``reference``: always attention in plain torch.
+        kernels: kernel that computes attention in decode steps. ``auto``: in a layer with packed tokens, and in all
+            layers of a step that is recorded as a CUDA graph, the fastest that can serve the step; in other layers,
+            torch's SDPA. ``cuda``, ``triton`` or ``cpu``: this kernel in all layers, or attention in plain torch where
+            it cannot serve the step. ``reference``: always attention in plain torch.
         prefill: back end of torch's SDPA for the prompt. ``auto``: the fastest. ``stock``: the one that torch chooses.
         mlp_chunk: number of prompt tokens that feed-forward layers and RoPE process at a time, to save memory
             (:mod:`kvbench.decoding.passes`). ``auto``: 8192 for prompts of more than 16384 tokens, else all at once.

@@ -19,20 +19,22 @@ def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
     result. `rolls` is the cache's queue of deferred moves of rolling windows (``Progress.rolls``).
     """
     with rolling_together(rolls) as deferred:
+        # of the first layer whose segments all roll: its state before, the layer, its segments, and the moves of each
         known: tuple[Hashable, KVLayer, list[RollingSegment], list[tuple[Move, ...]]] | None = None
         for layer in layers:
             segments = layer.rolling()
             before = segments and (layer.seen, layer.sealed, layer.window, [segment.state() for segment in segments])
             if known is not None and before == known[0]:
-                for segment, other, moves in zip(segments, known[2], known[3], strict=True):
+                _, first_layer, first_segments, first_moves = known
+                for segment, other, moves in zip(segments, first_segments, first_moves, strict=True):
                     segment.follow(other, moves)
                     deferred.append((segment, moves))
-                layer.firm[:] = known[1].firm
+                layer.firm[:] = first_layer.firm
                 continue
-            first = len(deferred)
+            queued = len(deferred)
             layer.settle()
             if before and known is None:
-                rolled = moves_by_segment(deferred[first:])
+                rolled = moves_by_segment(deferred[queued:])  # without segments that have not moved
                 known = before, layer, segments, [rolled.get(id(segment), (segment, ()))[1] for segment in segments]
 
 
@@ -54,7 +56,7 @@ def copy_newest(layer: KVLayer, source: KVLayer, counts: Sequence[int]) -> None:
             if side == "key":
                 newest = source.handed_on(one, newest, source.seen - count)
             if source_transform is not transform and transform is not None:
-                newest = transform.keys(newest)
+                newest = transform.keys(newest)  # which are multiplied by the same matrix as values
             store.tail.append(one, newest)
     most = max(counts)
     layer.seen += most

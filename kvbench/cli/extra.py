@@ -32,8 +32,8 @@ def check_folder(folder: Path) -> None:
     Its subfolders are named after groups: ``method/foo.yaml`` adds the choice ``method=foo``.
 
     Raises:
-        ConfigError: `folder` is not a folder, or has no subfolder named after a group. Or a file in it has the name of
-            a built-in choice or is invalid (:func:`check_file`).
+        ConfigError: `folder` is not a folder, or has no subfolder named after a group; or a file in such a subfolder
+            has the name of a built-in choice, or is invalid (:func:`check_file`).
     """
     try:
         is_folder = folder.is_dir()

@@ -123,9 +123,9 @@ class Captured:
         except (NotServed, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
-            taken = cache.get_seq_length() - before
-            if taken:
-                cache.take_back([taken] * len(self.step.tokens))
+            reserved = cache.get_seq_length() - before
+            if reserved:
+                cache.take_back([reserved] * len(self.step.tokens))
             raise NotCaptured(reason(error)) from error
 
     def next(self) -> None:
@@ -221,11 +221,11 @@ def decode_captured(captured: Captured, token: Tensor, stopping: Stopping, max_n
         CacheError: a later step could not be captured again, or the model did not use the cache.
         NonFiniteError: the method packed NaN or Inf. The error is raised one or two steps after that.
     """
-    step, total = captured.step, max_new_tokens - 1
+    step, total = captured.step, max_new_tokens - 1  # the prefill has chosen the first new token
     cache = step.cache
     width = cache.get_seq_length() - 1  # Captured.first has already added the first step's token
     stopping.take(token.tolist())
-    tokens, steps, begun = Tokens(step.tokens), [], 0
+    tokens, times, begun = Tokens(step.tokens), [], 0
     last = time.perf_counter()
     while True:
         # one step is queued before the host reads the tokens of the one before, so that the device never waits
@@ -242,15 +242,15 @@ def decode_captured(captured: Captured, token: Tensor, stopping: Stopping, max_n
         fresh = tokens.wait()
         now = time.perf_counter()
         if not stopping.all_ended:
-            steps.append(now - last)
+            times.append(now - last)
             stopping.take(fresh)
         last = now
-    # Captured.first has taken up a token even if no step was run
-    excess = begun - len(steps) if begun else 1
+    # steps that were started after the last row had ended; Captured.first has taken up a token even if no step was run
+    excess = begun - len(times) if begun else 1
     if excess:
         cache.take_back([excess] * len(step.tokens))
-    check_cache(cache, width + len(steps))
-    return steps
+    check_cache(cache, width + len(times))
+    return times
 
 
 def draw_step_uniforms(sampling: Sampling, generators: Sequence[torch.Generator], steps: int) -> Tensor | None:

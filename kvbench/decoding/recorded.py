@@ -97,7 +97,7 @@ class Recorded(Spanning):
         self.version = 0
         self.layers: list[Place] = []
         self._layout: Layout | None = None
-        self._turn = 0
+        self._turn = 0  # index of the layer of the next call of `serve`
 
     def recording(self) -> AbstractContextManager[None]:
         """Return a context in which the model's attention is computed by :meth:`serve`."""
@@ -117,9 +117,10 @@ class Recorded(Spanning):
         return [self.tokens, self.positions, *(place.sent for place in self._packing())]
 
     def pretend(self) -> None:
-        """Make the next passes store no tokens where storing them twice would do harm, until :meth:`changed` is undone.
+        """Make the next passes store no tokens where storing them twice would do harm.
 
-        Tokens in full precision, and codes, may be overwritten; outliers would be added a second time.
+        This holds until the tensors of :meth:`changed` are restored. Tokens in full precision, and codes, may be
+        overwritten; outliers would be added a second time.
         """
         for place in self._packing():
             place.sent.fill_(-1)
@@ -160,15 +161,18 @@ class Recorded(Spanning):
 
     def warm(self) -> None:
         """Compile the kernels that the method will need to pack tokens or move windows between steps."""
+        if not self.cache.method.settles:
+            return
         seen: set[Any] = set()
-        for layer in self.cache.kv_layers if self.cache.method.settles else ():
+        for layer in self.cache.kv_layers:
             for window in layer.rolling():
                 roll = (window.sinks, window.channels, window.turn is None, window.device)
                 if roll not in seen:
                     seen.add(roll)
                     roll_together.warm_rolling(window)
-            # tokens that are packed before they attend never leave a window
-            for store in layer.stores() if layer.packed_at_once() is None else ():
+            if layer.packed_at_once() is not None:  # tokens that are packed before they attend never leave a window
+                continue
+            for store in layer.stores():
                 for segment in store.segments:
                     if isinstance(segment, PackedSegment) and store.tail.capacity:
                         key = (segment.quantizer.bits, segment.quantizer.axis, segment.side, layer.device)
@@ -209,7 +213,7 @@ class Recorded(Spanning):
         self.layers, tables = [], Twins(self.state, self.cache.kv_layers)
         self.twins = [tables]
         views = zip(self.cache.kv_layers, layout.shape, layout.counts, layout.spans(batch), strict=True)
-        for layer, order, counts, (first, middle, last) in views:
+        for layer, order, counts, (first, middle, last) in views:  # a table of phases, then places from `middle` on
             fused.check_plain_causal(layer, None, self.count, expected(layer) + self.count)
             state = tables.on(layer.device)
             table = state[first:middle].view(batch, len(order), FIELDS)
@@ -250,18 +254,19 @@ class Recorded(Spanning):
             place.work.logits = logits
             place.kernel = fused.pick(query, place.work, wanted)
             place.layer.paths.update(fused.label(place.kernel[0], place.work))
-        keys, values = place.layer.stores()
+        key_store, value_store = place.layer.stores()
         packed = place.layer.packed_at_once()
         transforms = place.layer.transforms()
         if packed is None and query.is_cuda and transforms != (None, None):
             # one launch, which also appends
-            query, _, _ = rotate(query, key, value, *transforms, keys.tail.buffer, values.tail.buffer, place.places)
+            buffers = key_store.tail.buffer, value_store.tail.buffer
+            query, _, _ = rotate(query, key, value, *transforms, *buffers, place.places)
         else:
             query, (key, value) = place.layer.rotated_queries(query), place.layer.rotated(key, value)
             if packed is not None:
                 at_once.pack_new_tokens(packed, key, value, place.places)
             else:
-                append(key, value, keys.tail.buffer, values.tail.buffer, place.places)
+                append(key, value, key_store.tail.buffer, value_store.tail.buffer, place.places)
         with torch.cuda.device_of(query):  # kernels are launched on the current device
             return place.layer.restored(place.kernel[1].attend(query, place.work, scaling))
 

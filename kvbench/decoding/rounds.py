@@ -3,8 +3,9 @@
 A round is gamma replays of a pass over one token, whose output is the input of the next replay, and one replay of a
 pass over gamma + 1 tokens, which also accepts drafts and prepares the next round
 (:mod:`kvbench.decoding.round_passes`). The host waits once per round, for the tokens. It then queues the next round at
-once and updates the lengths of the cache while the device works. Only if the method has to pack or drop tokens first,
-the host updates the cache before (:mod:`kvbench.decoding.tables`). Draft and target may use the caches of any methods.
+once and updates the lengths of the cache while the device works. Only if the method has to pack or drop tokens before
+the next round does the host update the cache first (:mod:`kvbench.decoding.tables`). Draft and target may use the
+caches of any methods.
 Tokens are those of eager rounds (:class:`kvbench.decoding.speculative.Eager`), although gamma tokens are drafted even
 if fewer can be accepted.
 """
@@ -98,13 +99,16 @@ class CapturedRounds(Engine):
         draft = Draft(model, self.ledgers[-1], self.shared, speculation.draft == "upper")
         self.draft = Captured(draft, compile=compile, capture=capture, drafting=True)
         self.verifications: dict[int, Captured] = {}
+        # the gamma of the first round: with gamma=auto, that of kvbench.decoding.round_times.Gamma
         self._first = speculation.choices[0] if len(speculation.choices) == 1 else 4
         self._seconds, self._versions = 0.0, [0] * len(self.ledgers)
+        # the last round, whose times are not filled in yet: with its marks, and whether the cache was updated before it
         self._untimed: tuple[Round, Marks, bool] | None = None
-        self._stale = self._ahead = False
+        self._stale = False  # the device's lengths are not those of the cache
+        self._ahead = False  # the first draft of the next round is already queued
         self._outcome = Tokens(self.shared.outcome)
         self._marks = [Marks(device) for _ in range(3)]  # of this round, the last one and the next one
-        self._last = 0.0
+        self._last = 0.0  # when the tokens of the last round arrived
 
     @property
     def stepping(self) -> str:
@@ -133,7 +137,7 @@ class CapturedRounds(Engine):
             for step in (self._drafts(), verification):
                 step.check()
                 step.warm()
-            self._stale = True
+            self._stale = True  # nothing has been sent to the device yet
             self._refresh(self.ledgers)
             self._seconds += time.perf_counter() - started
             self._record()
@@ -159,7 +163,7 @@ class CapturedRounds(Engine):
     ) -> Round:
         """Run one round; see :meth:`Engine.round`. The times of its parts are filled in during the next round."""
         recorded, marks = self.seconds, self._marks[0]
-        self._marks.append(self._marks.pop(0))
+        self._marks.append(self._marks.pop(0))  # from here on, the first are those of the next round
         self.shared.give(self.shared.draws(active, limits, generators))
         flushed = self._stale or not all(ledger.fits() for ledger in self.ledgers)
         if flushed:
@@ -188,6 +192,7 @@ class CapturedRounds(Engine):
         outcome = self._outcome.wait()
         arrived, width = time.perf_counter(), self.most + 2
         rows = [outcome[row * width : (row + 1) * width] for row in range(self.batch)]
+        # Shared.outcome: the number of accepted drafts (-1 in a row that has ended), the token after them, the drafts
         accepted = [max(row[0], 0) for row in rows]
         emitted = taken(stopping, active, accepted, [row[2:] for row in rows], [row[1] for row in rows])
         # a row that ended among its drafts has fewer tokens than the device counted
@@ -281,7 +286,7 @@ class CapturedRounds(Engine):
         """Capture the draft's pass for the present buffers of the caches; verifications follow when they are needed."""
         layout = self.ledgers[-1].layout
         assert layout is not None
-        self._seconds += sum(one.seconds for one in self.verifications.values())
+        self._seconds += sum(one.seconds for one in self.verifications.values())  # kept in the total
         self.verifications.clear()
         step = self._drafts()
         step.build(layout)

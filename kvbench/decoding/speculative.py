@@ -8,8 +8,9 @@ Acceptance. Greedy: the longest prefix that the target would have chosen itself.
 Inference from Transformers via Speculative Decoding" (2023), Algorithm 1: a draft g, drawn from the distribution q, is
 accepted with probability min(1, p(g)/q(g)), where p is the target's distribution; after a rejection the token is drawn
 from norm(max(p - q, 0)). Given what the cache holds in each round, greedy output thus equals the target's own, and
-sampled output has its distribution. A target that packs does so between rounds, hence at other points than without a
-draft (gamma = 0), and its tokens may differ for that alone: :func:`replay` packs at the same points, to check.
+sampled output has its distribution. A target that packs tokens packs them between rounds, hence at other points than
+without drafts (gamma = 0), and for that reason alone its tokens may differ. :func:`replay` decodes without drafts but
+packs at the same points, to check.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class Eager(Engine):
             accepted, following = accept_greedy(drafts, logits.argmax(-1), bounds, chance(uniforms, forced))
         else:
             target = probabilities(logits, sampling)
-            proposed = target[:, :0] if chances is None else chances
+            proposed = target[:, :0] if chances is None else chances  # None: there are no drafts
             accepted, rest = accept_sampled(drafts, proposed, target, uniforms, bounds, chance(uniforms, forced))
             following = draw_tokens(rest, generators, active)
 
@@ -193,8 +194,16 @@ class Eager(Engine):
         cache.take_back([steps + 1 - count for count in emitted])
         drafter.confirm(emitted)
         self.pending = following
-        times = drafted_at - flushed, verified - drafted_at, flushed - started
-        return Round(now(following) - started, settled, limits, accepted.tolist(), emitted, *times)
+        return Round(
+            now(following) - started,
+            settled,
+            limits,
+            accepted.tolist(),
+            emitted,
+            draft_seconds=drafted_at - flushed,
+            verify_seconds=verified - drafted_at,
+            flush_seconds=flushed - started,
+        )
 
 
 @torch.inference_mode()

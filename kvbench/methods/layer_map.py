@@ -130,7 +130,12 @@ M = TypeVar("M")
 
 
 def with_formats(method: M, form: str, takes: Sequence[str]) -> M:
-    """Return a method (with `quantizer` and `layers`) with the preset `form`, or two as ``KEYS/VALUES``, and no map.
+    """Return a copy of a method that stores all layers in one format, without a map of layers.
+
+    Args:
+        method: a method with the attributes `quantizer`, `takes` and `layers`.
+        form: a quantizer's preset; or two as ``KEYS/VALUES``, one for keys and one for values.
+        takes: the presets that the method takes.
 
     Raises:
         ConfigError: the method does not take a preset.

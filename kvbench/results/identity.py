@@ -101,12 +101,13 @@ def identity(
         },
         "method": {"method": method, "quantizer": formats or None},
     }
+    # by way of JSON, so that tuples, sets and paths are as they would be read from a file
     plain: dict[str, Any] = json.loads(_canonical(material))
     return plain
 
 
 def _neutral(method: Mapping[str, Any], key: str) -> bool:
-    """Return True if a hyper-parameter is newer than the method and has the value that changes nothing."""
+    """Return True if a hyper-parameter is in :data:`_LATER` and has the value that changes nothing."""
     names = (key, f"{str(method.get('_target_')).rpartition('.')[2]}.{key}")
     return any(name in _LATER and method[key] == _LATER[name] for name in names)
 
@@ -169,11 +170,12 @@ def short_name(config: Mapping[str, Any]) -> str:
     text is meaningless, is labelled so: ``quantspec (forced acceptance 0.9)``.
     """
     method, quantizer = config["method"], (config.get("quantizer") or {}).get("name")
-    # of methods whose formats are no quantizer's presets
+    # only methods that have formats of their own, in place of a quantizer's presets
     form = method.get("format") if isinstance(method.get("format"), str) else None
     layers, forced = method.get("layers"), method.get("forced_acceptance")
     if isinstance(layers, Mapping):
         layers = [f"{span}:{name}" for span, name in layers.items()]
+    # a mapping has become a list here; a string, in which entries are separated by commas, stays as it is
     mixed = layers and f"layers={layers if isinstance(layers, str) else ','.join(layers)}"
     label = None if forced is None else f"(forced acceptance {forced:g})"
     packed = None if quantizer == "none" else quantizer

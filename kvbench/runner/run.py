@@ -87,8 +87,8 @@ class RunSteps(RunState):
 
         It yields each batch of samples whose rows the caller must compute and send (:mod:`kvbench.runner.steps`).
         """
-        before = dict(self.store.metrics() or {})
-        if before.get("env"):  # optional keys are read as None where they are missing
+        before = dict(self.store.metrics() or {})  # the stored `metrics.json`, if there is one
+        if before.get("env"):  # optional keys that were missing are read as None: leave them out again
             before["env"] = {key: value for key, value in before["env"].items() if value or key not in OPTIONAL}
         self.store.start(self.config)
         self.rows = self.store.recover()
@@ -108,6 +108,7 @@ class RunSteps(RunState):
         check_ids(self.samples)
         if missing and self._final_oom(before):
             self.failures.oom, self.environment = before.get("oom") or {}, before.get("env") or self.environment
+            # runtime.rerun still repeats the rows that there are
             missing = [sample for sample in missing if sample.id in self.again]
         elif not missing:
             say(f"{self.label}: all {len(self.samples)} samples are already done")
@@ -117,7 +118,7 @@ class RunSteps(RunState):
                 self.store.write_environment(before["env"])
         wanted = [sample.id for sample in self.samples]
         stored.check_older_rows(self.rows, wanted, len(missing), self.code, self.checked, label=self.label, say=say)
-        ends = {sample.id: remarks.shown_excerpts(sample) for sample in self.samples}
+        excerpts = {sample.id: remarks.shown_excerpts(sample) for sample in self.samples}
         self.logger = loggers.load_logger(
             self.checked.logger, self.store.run_id, self.config, self.label, say, self.store.path
         )
@@ -126,7 +127,11 @@ class RunSteps(RunState):
                 check_any(self.samples, self.checked.dataset)
             self._rescore()
             self.logger.begin(
-                [{**row, **ends[name]} for name, row in self.rows.items() if name in ends and name not in self.again]
+                [
+                    {**row, **excerpts[name]}
+                    for name, row in self.rows.items()
+                    if name in excerpts and name not in self.again
+                ]
             )
             if missing:
                 yield from self._generate(missing)
@@ -266,15 +271,14 @@ class RunSteps(RunState):
                     raise
                 self.failures.ran_out(error, None)
                 return
-            origins.settle(self.store, self.checked)
+            origins.settle(self.store, self.checked)  # and again, now that the weights are on this machine
             machine = session.machine
             self.environment = environment(str(session.device), machine.device, machine.dtypes()) | session.layout()
             self.device = machine.device
-            others = {row[MEASURED].get("arithmetic") for row in self.rows.values() if MEASURED in row}
-            others -= {None, machine.dtypes()["arithmetic"]}
-            if others:
-                now = machine.dtypes()["arithmetic"]
-                say(f"{self.label}: earlier samples ran in {', '.join(map(str, others))}, these run in {now}")
+            now = machine.dtypes()["arithmetic"]
+            earlier = {row[MEASURED].get("arithmetic") for row in self.rows.values() if MEASURED in row} - {None, now}
+            if earlier:
+                say(f"{self.label}: earlier samples ran in {', '.join(map(str, earlier))}, these run in {now}")
             self.store.write_environment(self.environment)
             stack.callback(self._note_load, load.Moment(), session)
             done = len(self.samples) - len(missing)
@@ -300,7 +304,7 @@ class RunSteps(RunState):
                     crew.stop()
         except BaseException:
             for outcome in crew.unseen():
-                if self._lacks(outcome[0][0].id):
+                if self._lacks(outcome[0][0].id):  # the batch's first sample: its row is not stored yet
                     self._keep(outcome, bar)
             raise
         finally:

@@ -44,7 +44,8 @@ def kept_arithmetic(
     """Return the arithmetic that a run with ``runtime.arithmetic=auto`` must keep, because others are compared with it.
 
     It is that of the run's own rows, else that of the fp16 run with the same setting, else that of any other such run.
-    It is None if there are neither rows nor other runs.
+    It is None if there are neither rows nor other runs, or if the caches of all of these store in another dtype than
+    this run's would.
     """
     records: list[Mapping[str, Any]] = [row[MEASURED] for row in rows if MEASURED in row]
     if not records:

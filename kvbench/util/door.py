@@ -32,9 +32,10 @@ def _end(*_: Any) -> None:
 
 
 def enter(main: Callable[[], int | None]) -> int:
-    """Call the function of a command, in which Ctrl-C raises KeyboardInterrupt; return the exit status.
+    """Call the main function of a command, and return the exit status.
 
-    A function that handles the interruption prints a line of its own, and returns :data:`INTERRUPTED`.
+    While `main` runs, Ctrl-C raises KeyboardInterrupt. If `main` catches it, it must print a line of its own and return
+    :data:`INTERRUPTED`; otherwise this function does so.
     """
     guarded = signal.getsignal(signal.SIGINT) is _end
     try:

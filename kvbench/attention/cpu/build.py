@@ -52,7 +52,7 @@ class Library:
     Args:
         decode: the C function ``kvbench_decode``; its argument is the address of a struct ``Args``.
         parallel: address of ``GOMP_parallel`` of the OpenMP library that torch uses, so that both share threads; None
-            if it was not found, and the kernel runs in one thread.
+            if it was not found; the kernel then runs in one thread.
     """
 
     decode: Callable[[object], None]

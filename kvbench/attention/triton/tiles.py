@@ -75,8 +75,8 @@ def words_of(PARTS, FORM: tl.constexpr, base, at):
     """Load a block of the int16 words that hold packed codes, from one plane or, for 8-bit codes, from both.
 
     Args:
-        base: offset of the block in words, a scalar.
-        at: offsets within the block, the same for every block of a tile.
+        base: offset of the block from the start of each plane, in words; a scalar.
+        at: offset of each word from the first one of its block; the same for all blocks of a tile.
 
     Returns:
         A tuple with one block of int16 words per plane, in the shape of `at`.

@@ -110,14 +110,14 @@ def packing_form(kind: str, bits: int, by_channel: bool, group: int, channels: i
         return reason
     all_rows = word_rows(bits)
     if by_channel:
-        rows = all_rows
         wide = max((w for w in (16, 32, 64) if channels % w == 0), default=0)
     else:
         wide = max((w for w in (group, 32, 64, 128) if w >= group and channels % w == 0), default=0)
-        # with 3 bits, a word of the plane of 1 bit holds tokens of two word rows of the plane of 2 bits
-        rows = all_rows if bits == 3 else min(all_rows, max(ELEMENTS * all_rows // (TILE * wide), 1)) if wide else 0
     if not wide:
         return f"heads of {channels} channels"
+    # with 3 bits, a word of the plane of 1 bit holds tokens of two word rows of the plane of 2 bits
+    whole = by_channel or bits == 3
+    rows = all_rows if whole else min(all_rows, max(ELEMENTS * all_rows // (TILE * wide), 1))
     # the fewest warps that compile for sm_90 without register spills
     if kind == "hierarchical" or bits == 3 or (not half and (group <= 32 or not by_channel)):
         warps = 4
@@ -157,6 +157,7 @@ def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
     """
     if count == 1 and not how.by_channel and how.bits != 3:
         one = alone_in_its_row(how)
+        # programs that share a word row, each with some of the channels; token t of a tile is in row t % word_rows
         across = one.parts * one.rows // word_rows(how.bits)
         return one, start % TILE % word_rows(how.bits) * across, across
     tiles = -(-(start + count) // TILE) - start // TILE

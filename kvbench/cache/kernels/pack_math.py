@@ -134,7 +134,8 @@ def smallest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
     """
     if INTERPRETED:
         low, high = low_half(pairs, HALF), high_half(pairs, HALF)
-        low = tl.min(low, AXIS, keep_dims=True) + tl.sum(low * 0.0, AXIS, keep_dims=True)  # the interpreter skips NaN
+        # the interpreter's minimum skips NaN; the sum is 0, or NaN if any element is NaN or Inf
+        low = tl.min(low, AXIS, keep_dims=True) + tl.sum(low * 0.0, AXIS, keep_dims=True)
         high = tl.min(high, AXIS, keep_dims=True) + tl.sum(high * 0.0, AXIS, keep_dims=True)
         least = _raw_pair(low, high, HALF)
     elif HALF:
@@ -147,7 +148,7 @@ def smallest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
 @triton.jit
 def largest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
     """Return the maximum of pairs over one dimension, as :func:`smallest` does the minimum."""
-    if INTERPRETED:
+    if INTERPRETED:  # may skip NaN, which is then in the result of `smallest`
         low = tl.max(low_half(pairs, HALF), AXIS, keep_dims=True)
         most = _raw_pair(low, tl.max(high_half(pairs, HALF), AXIS, keep_dims=True), HALF)
     elif HALF:
@@ -214,7 +215,7 @@ def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
         part = tl.where(to_half(high - low) == INFINITY, 0.25, 1.0)
         scale = to_half(to_half(high * part - low * part) * (1.0 / LEVELS)) * tl.where(part == 1.0, 1.0, 4.0)
     else:
-        # bf16 has a wider range than fp16, in which parameters are stored
+        # bf16 has a wider range than fp16, in which parameters are stored: both are limited to that of fp16
         base = to_half(tl.minimum(tl.maximum(low, -FP16_MAX), FP16_MAX))
         scale = to_half(tl.minimum(tl.maximum(divided(high - base, LEVELS), 0.0), FP16_MAX))
     return scale, base
@@ -240,9 +241,10 @@ def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
     # bounded, as an infinite quotient would spoil the Newton step; the scale is limited to 65504 anyway
     scale = divided(tl.minimum(tl.maximum(high - low, 1e-5), 3e38), LEVELS)
     if HALF:
+        # 1e-5 in fp16; the product is rounded to fp16 as the quantizer does, unless the range overflows
         near = to_half(tl.maximum(to_half(high - low), 1.0013580322265625e-05) * (1.0 / LEVELS))
         scale = tl.where(near == INFINITY, scale, near)
-    scale = to_half(tl.minimum(tl.maximum(scale, 5.9604644775390625e-08), FP16_MAX))
+    scale = to_half(tl.minimum(tl.maximum(scale, 5.9604644775390625e-08), FP16_MAX))  # 2**-24, the least of fp16
     zero = tl.div_rn(-low, scale)  # once per group, so a true division costs little
     if HALF:
         zero = to_half(zero)

@@ -1,6 +1,6 @@
 """Packing and thinning for all layers of a cache in one launch, so that leaving a window costs no launch per layer.
 
-Windows are thinned, at once or together, after the tokens that go are packed.
+A window is thinned only after the tokens that are to be dropped from it have been packed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Thin:
         buffer: the window's buffer, ``[B, H, capacity, D]``.
         rows: rows of the batch, first and last + 1.
         start: index of the first token in the buffer.
-        length: number of tokens before.
+        length: number of tokens in the window before it is thinned.
         count: number of tokens to drop: the second, the fourth, ... of the first ``2 * count``.
     """
 
@@ -93,7 +93,7 @@ def remaining(count: int, length: int, device: torch.device) -> Tensor:
 
     These are every other one of the first ``2 * count``, beginning with the first, and all tokens after them.
     """
-    with torch.inference_mode(False):
+    with torch.inference_mode(False):  # cached, so it outlives the mode in which it is made
         indices = [*range(0, 2 * count, 2), *range(2 * count, length)]
         return torch.tensor(indices, dtype=torch.long, device=device)
 
@@ -150,16 +150,18 @@ def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> 
 def carry_out_jobs(jobs: Sequence[Job | Thin]) -> None:
     """Carry out all jobs, with one kernel launch for all jobs of equal :meth:`Job.signature`.
 
-    What is thinned is packed before, and what is packed from it later is packed afterwards.
+    Jobs on one window keep their order: tokens queued for packing before the window is thinned are packed before it,
+    and those queued after it are packed after it.
     """
     alike: dict[Hashable, list[Any]] = {}
     thinned: Counter[int] = Counter()
     for job in jobs:
         buffer = job.buffer if isinstance(job, Thin) else job.x
-        where = buffer.untyped_storage().data_ptr()
+        window = buffer.untyped_storage().data_ptr()  # tokens that leave a window are a view of its buffer
         # in rounds: first what is packed from a window that has not been thinned, then its thinning, and so on
-        alike.setdefault((thinned[where], isinstance(job, Thin), job.signature()), []).append(job)
-        thinned[where] += isinstance(job, Thin)
+        alike.setdefault((thinned[window], isinstance(job, Thin), job.signature()), []).append(job)
+        thinned[window] += isinstance(job, Thin)
+    # by number of the round, and within a round packing (False) before thinning (True)
     for key in sorted(alike, key=lambda key: key[:2]):  # type: ignore[index]
         (thin_windows if isinstance(alike[key][0], Thin) else pack_alike)(alike[key])
 
@@ -173,7 +175,7 @@ def pack_alike(group: list[Job]) -> None:
     from kvbench.cache.kernels.pack_layers import pack_layers
 
     job = group[0]
-    how, grid, places = job.plan(unit=2)
+    how, grid, places = job.plan(unit=2)  # the kernel reads pairs of elements, and counts strides in pairs
     with torch.cuda.device_of(job.x):
         pack_layers[(*grid, len(group))](
             address_table(group),

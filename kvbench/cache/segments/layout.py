@@ -131,7 +131,10 @@ class TileLayout:
         return words if self.order == "key" else words.transpose(-1, -2)
 
     def unpack(self, words: Tensor) -> Tensor:
-        """Unpack all codes of whole tiles: words in the shape of :meth:`shape` to int16 ``[..., tiles * 128, D]``."""
+        """Return all codes of whole tiles, int16 ``[..., tiles * 128, D]``.
+
+        The words have the shape of :meth:`shape`, with any leading dimensions.
+        """
         if self.order == "value":
             words = words.transpose(-1, -2).contiguous()  # a quarter of the codes' bytes, or less
         grid = (words.unsqueeze(-3) >> self.shifts(torch.int16, words.device)).bitwise_and_((1 << self.width) - 1)

@@ -99,9 +99,10 @@ class PackedSegment(Segment):
     def _unit(self) -> int:
         """Tiles that are allocated together.
 
-        Blocks of several tiles (W = 256) stay whole: kernels find a tile's parameters by the tile's number.
+        Blocks of several tiles (of W = 256 tokens in LogQuant, for example) stay whole: kernels find a tile's
+        parameters by the tile's number.
         """
-        return max(self.quantizer.block_tokens // TILE, 1) if self.quantizer.block_tokens % TILE == 0 else 1
+        return self.quantizer.block_tokens // TILE if self.quantizer.block_tokens % TILE == 0 else 1
 
     def _allocate(self, batch: int, tiles: int) -> None:
         """Allocate buffers of at least `tiles` tiles and copy the contents of the present ones."""
@@ -111,8 +112,8 @@ class PackedSegment(Segment):
             allocate((batch, self.heads, *layout.shape(tiles, channels)), torch.int16, self.device).zero_()
             for layout, channels in zip(self.layouts, self.plane_channels, strict=True)
         ]
-        # Groups need not fit tiles (W = 42): make room for every group that begins in the tiles, and for one more, as
-        # kernels read the parameters of two groups wherever one might end.
+        # Groups need not fit tiles (LogQuant, W = 42): make room for every group that begins in the tiles, and for one
+        # more, as kernels read the parameters of two groups wherever one might end.
         beyond = 0 if fits_tiles(self.quantizer) else 2 * self.quantizer.block_tokens
         self.params = [
             allocate(
@@ -122,6 +123,7 @@ class PackedSegment(Segment):
             ).zero_()
             for parameter in self.parameters
         ]
+        # at the first call there are no old buffers
         for target, source in zip(self.words + self.params, old_words + old_params, strict=False):
             target[:, :, : source.shape[2]].copy_(source)
 
@@ -155,9 +157,9 @@ class PackedSegment(Segment):
             if x.device.type == "cpu":
                 tiles = CACHED // (TILE * max(x.shape[0] * x.shape[1] * x.shape[3], 1))
                 most = min(most, max(tiles, 1) * TILE)
-            block = max(most // per, 1) * per
-            for first in range(0, count, block):
-                last = first + block
+            step = max(most // per, 1) * per  # whole groups only
+            for first in range(0, count, step):
+                last = first + step
                 part = x[:, :, first:last] if index is None else x.index_select(2, index[first:last])
                 self._encode(rows, start + first, part)
         self.lengths[rows] = [start + count] * len(self.lengths[rows])

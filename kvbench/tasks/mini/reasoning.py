@@ -123,7 +123,7 @@ def problem(rng: Rng, steps: int) -> tuple[str, str]:
     """Return the text of a random word problem, and its solution, for example ``12 + 9 = 21. 21 - 5 = 16. #### 16``.
 
     The final number stands after ``####``, as in GSM8K. The solution has `steps` calculations; a quarter of the
-    problems ask for two people's things together, which takes one more.
+    problems ask for two people's things together, which takes one calculation more.
     """
     who, friend = rng.sample(words.FIRST_NAMES, 2)
     things = _plural(rng.choice(_NOUNS))
