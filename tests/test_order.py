@@ -34,7 +34,8 @@ def chosen(count: int, part: str) -> tuple[list[str], list[str]]:
     """Names of the tests that run, and of those that are left out."""
     found, left = items(count), []
     hook = SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
-    config: Any = SimpleNamespace(getoption=lambda name: conftest.part(part), hook=hook)
+    options = {"--methods": None, "part": conftest.part(part)}
+    config: Any = SimpleNamespace(getoption=options.__getitem__, hook=hook)
     conftest.pytest_collection_modifyitems(config, found)
     return [item.nodeid for item in found], [item.nodeid for item in left]
 

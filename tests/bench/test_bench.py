@@ -10,6 +10,7 @@ import torch
 from kvbench.attention import synthetic
 from kvbench.bench import __main__ as command
 from kvbench.bench import clock, kernel, quantize, report
+from kvbench.bench.choices import short_count
 from kvbench.bench.clock import ROUND, Time, copies
 from kvbench.bench.shapes import (
     FORMATS,
@@ -21,7 +22,6 @@ from kvbench.bench.shapes import (
     phase_count,
     resolved,
     segment_lengths,
-    short,
     side_bytes,
     step_bytes,
     tokens,
@@ -110,7 +110,7 @@ def test_bytes_of_a_layer_by_hand():
 
 def test_numbers_of_tokens_and_points():
     assert [tokens(t) for t in ("4k", "32K", "4096", "7")] == [4096, 32768, 4096, 7]
-    assert [short(n) for n in (4096, 262144, 100)] == ["4k", "256k", "100"]
+    assert [short_count(n) for n in (4096, 262144, 100)] == ["4k", "256k", "100"]
     assert parse_point("8b:16:32k:5") == Point("8b", 16, 32768, 5)
     for text in ("4m", "", "0", "-4k"):
         with pytest.raises(ValueError, match="number of tokens"):

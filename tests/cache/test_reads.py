@@ -175,6 +175,7 @@ def test_copies_of_tokens_in_a_dtype_that_kernels_do_not_know(dtype, copied, mon
 
 
 def test_a_row_says_what_torch_did():
+    from kvbench.attention.cpu import build
     from kvbench.methods import load_method
 
     method, model = load_method("kivi", quantizer="int5", residual=32), zoo.model("llama", torch.float16)
@@ -184,7 +185,8 @@ def test_a_row_says_what_torch_did():
         model(ids, past_key_values=cache)
         assert cache.path == "none+packing by torch (5-bit codes)"
         model(ids[:, :1], past_key_values=cache)
-    assert cache.path == "reference+packing by torch (5-bit codes)"
+    reader = "reference" if build.missing() else build.kernel_name()
+    assert cache.path.startswith(f"{reader}+packing by torch (5-bit codes)")
     assert isinstance(
         served(new(AffineQuantizer(4, 32), "key", tokens(32, 64, torch.float16)), tokens(32, 64, torch.float16)), Form
     )

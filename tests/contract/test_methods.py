@@ -196,10 +196,11 @@ def test_the_whole_cache_is_the_sum_of_the_bill(name, quantizer):
 
 
 def held(kv: KVCache) -> int:
-    """Bytes of all tensors that can be reached from a cache, but the orders of its layers and the prompts."""
+    """Bytes of all tensors that can be reached from a cache, but orders of layers, tables of phases and the prompts."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in reachable(kv)}
     orders = sum(order.untyped_storage().nbytes() for layer in kv.layers for order in layer.order if order is not None)
-    return sum(storages.values()) - orders - kv.progress.prefill.prompts.input_ids.untyped_storage().nbytes()
+    tables = sum(table.untyped_storage().nbytes() for table in kv.progress.tables.values())  # for kernels; no tokens
+    return sum(storages.values()) - orders - tables - kv.progress.prefill.prompts.input_ids.untyped_storage().nbytes()
 
 
 def reachable(kv: KVCache) -> list[torch.Tensor]:

@@ -49,6 +49,7 @@ def opened(monkeypatch):
             dtypes=Dtypes(torch.bfloat16, torch.float16, torch.float32),
             layout="device_map",
             weights=weights,
+            dequantized=None,
         )
 
         def load(*args: Any) -> Any:
