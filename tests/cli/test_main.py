@@ -326,7 +326,7 @@ def test_encoders_of_a_method_and_of_its_draft(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_model_is_fetched_unless_it_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    model: Any = SimpleNamespace(name="tiny", path=None)
+    model: Any = SimpleNamespace(name="tiny", path=None, hub_id="o/n")
     done: list[Any] = []
     place = SimpleNamespace(name=None, local=False)
     monkeypatch.setattr(fetch, "locate", lambda model: place)

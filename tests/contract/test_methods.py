@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache, Parts, Prompts
+from kvbench.cache.progress import Progress
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding import Generation, Sampling, generate
 from kvbench.methods import KeepMethod, Method, RecencyMethod, ScoredMethod, load_method
@@ -196,11 +197,10 @@ def test_the_whole_cache_is_the_sum_of_the_bill(name, quantizer):
 
 
 def held(kv: KVCache) -> int:
-    """Bytes of all tensors that can be reached from a cache, but orders of layers, tables of phases and the prompts."""
+    """Bytes of all tensors that can be reached from a cache, but the orders of its layers and the prompts."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in reachable(kv)}
     orders = sum(order.untyped_storage().nbytes() for layer in kv.layers for order in layer.order if order is not None)
-    tables = sum(table.untyped_storage().nbytes() for table in kv.progress.tables.values())  # for kernels; no tokens
-    return sum(storages.values()) - orders - tables - kv.progress.prefill.prompts.input_ids.untyped_storage().nbytes()
+    return sum(storages.values()) - orders - kv.progress.prefill.prompts.input_ids.untyped_storage().nbytes()
 
 
 def reachable(kv: KVCache) -> list[torch.Tensor]:
@@ -210,6 +210,10 @@ def reachable(kv: KVCache) -> list[torch.Tensor]:
         if id(thing) in seen or isinstance(thing, type | PreTrainedModel):
             continue
         seen.add(id(thing))
+        if isinstance(
+            thing, Progress
+        ):  # a step's mask, and where phases begin: kernels need them, and no token is there
+            seen |= {id(thing.tables), id(thing.plain_masks)}
         if isinstance(thing, torch.Tensor):
             tensors.append(thing)
         elif isinstance(thing, dict | list | tuple | set) or type(thing).__module__.startswith(("kvbench", "tests")):
