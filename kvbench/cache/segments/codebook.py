@@ -275,7 +275,9 @@ class NuqSegment(Segment):
         """See :meth:`Segment.buffers`; what :meth:`lookup` has derived from the tables counts as ``scales`` too."""
         buffers = [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
         buffers += [("scales", table) for table in (self.codebook, self.thresholds) if table is not None]
-        buffers += [("scales", table) for table in (self._lookup[1] if self._lookup is not None else ())]
+        derived = self._lookup[1] if self._lookup is not None else ()
+        own = self.codebook.untyped_storage().data_ptr()  # of one row, the levels are the codebook itself
+        buffers += [("scales", table) for table in derived if table.untyped_storage().data_ptr() != own]
         if self.exact is not None:
             buffers += [("index", self.exact.table), ("window", self.exact.values), ("index", self.exact.indices)]
         return buffers
