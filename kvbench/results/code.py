@@ -21,8 +21,9 @@ UNKNOWN = "unknown"
 SCORER = "scorer"
 #: captured decode steps: a part that rows record only if a GPU replayed some
 STEPS = "decoding/steps"
-#: what measures points of time and memory, and what compares predictions with fp16's: parts of such rows alone
-POINTS, FIDELITY = "runner/points", "runner/fidelity"
+#: parts of rows with figures that only they have: points of time and memory, predictions that are compared with fp16's,
+#: and answers to prompts that were read for several methods at once
+POINTS, FIDELITY, SHARED = "runner/points", "runner/fidelity", "runner/shared_runs"
 #: what rows record of the kernels of each package, used on a GPU
 _KERNELS = "kernels"
 #: dtype of what caches store in full precision, under ``model.dtype=auto``: no code, but rows of another one are older
@@ -61,7 +62,7 @@ def used(code: Code, row: Row | None, *, on_gpu: bool) -> Code:
     (``cache/kernels``) and captured steps, and what made figures that only some rows have.
 
     Args:
-        row: the row without its code; None for all that rows may use on the device.
+        row: the row without its code; None for all that predictions to compare with may use on the device.
     """
     return {part: value for part, value in code.items() if not _optional(part) or _used(part, row, on_gpu)}
 
@@ -75,11 +76,12 @@ def _used(part: str, row: Row | None, on_gpu: bool) -> bool:
     package, _, name = part.partition("/")
     family = package == "attention" and name != _KERNELS
     if row is None:
-        return on_gpu or family or part in (POINTS, FIDELITY)
+        return on_gpu or family or part == FIDELITY
     measured = row.get(MEASURED, {})
     point = measured.get("point") or {}
-    if part in (POINTS, FIDELITY):
-        return bool(point) if part == POINTS else "fidelity" in row
+    figures = {POINTS: point, FIDELITY: row.get("fidelity"), SHARED: measured.get("shared_prefill")}
+    if part in figures:
+        return bool(figures[part])
     if family:
         path = (measured.get("attention") or {}).get("path") or "none"
         # the path is that of the target's cache alone, and is unknown where nothing was decoded with it

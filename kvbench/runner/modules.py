@@ -71,7 +71,7 @@ def load(name: str, path: Path | None) -> Module | None:
     return _read(name, path, status.st_mtime_ns, status.st_size)
 
 
-def module_spec(name: str) -> Path | None:
+def module_file(name: str) -> Path | None:
     """Return the file of a module without importing it or a package above it; None if it has none, as in a notebook."""
     top, _, rest = name.partition(".")
     try:
@@ -90,7 +90,7 @@ def package_files(package: str) -> dict[str, Path]:
 
     Native sources are among them, each under its file's name in its folder's: ``a.b.kernel.cu``.
     """
-    start = module_spec(package)
+    start = module_file(package)
     found: dict[str, Path] = {}
     if start is None:
         return found
@@ -151,7 +151,7 @@ def own(name: str) -> bool:
     """Return True if a module is the user's own: not part of kvbench, an installed package or the standard library."""
     if name.partition(".")[0] in ("", "kvbench", *sys.stdlib_module_names):
         return False
-    path = module_spec(name)
+    path = module_file(name)
     return path is not None and not _installed(path.resolve())
 
 

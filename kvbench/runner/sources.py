@@ -23,8 +23,10 @@ from kvbench.util.confdir import group_options, read_choice
 #: hexadecimal digits of a digest
 DIGITS = 12
 
-#: the modules that run a batch of samples, of one method and of several; all that they import serves every run
-ROOTS = ("kvbench.runner.session", "kvbench.runner.shared_runs")
+#: the module that runs a batch of samples; all that it imports serves every run
+ROOTS = ("kvbench.runner.session",)
+#: the module that chooses samples, and records them
+RECORDING = "kvbench.runner.run"
 #: the module that scores answers; edits of it and of what it imports need no new answers
 SCORING = "kvbench.runner.scoring"
 #: packages that cannot change an output: command lines, files, clocks, messages, downloads that are verified
@@ -44,6 +46,7 @@ OPTIONAL = {
     codes.STEPS: ("kvbench.decoding.graphs", "kvbench.decoding.recorded", "kvbench.decoding.rounds"),
     codes.POINTS: ("kvbench.runner.points",),
     codes.FIDELITY: ("kvbench.runner.fidelity_samples",),
+    codes.SHARED: ("kvbench.runner.shared_runs",),
 }
 #: parts that are not named for their package
 _NAMES = {"methods": "method", "models": "model"}
@@ -204,14 +207,14 @@ class _Package:
         return lambda name: name.startswith("kvbench.") and name not in self.base and not f"{name}.".startswith(shut)
 
     def _place(self, name: str) -> Path | None:
-        return self.files.get(name) if below(name, ("kvbench",)) else modules.module_spec(name)
+        return self.files.get(name) if below(name, ("kvbench",)) else modules.module_file(name)
 
     def _reached_by(self, part: str, names: Iterable[str]) -> dict[str, Module]:
         """Return the modules and native sources of an optional part, and what they import beside the base.
 
         The native sources of all families of kernels count whose modules are among them.
         """
-        found = modules.reached(names, self._outside((_QUANTIZERS,), part), self._place, kernels=True)
+        found = modules.reached(names, self._outside((_QUANTIZERS, RECORDING), part), self._place, kernels=True)
         homes = {self._home(name) for name in found} & self.families
         native = [name for name in self.native if self._home(name) in homes]
         return _unscored(found) | modules.reached(native, lambda name: False, self._place)

@@ -28,6 +28,7 @@ def test_each_question_is_asked_of_the_same_cache(name):
     for result, other in zip(results, again[::-1], strict=True):
         assert result.tokens == other.tokens  # no question sees another
     assert cache.get_seq_length() == 300
+    assert cache.path != "none" and cache.reads_packed == (name == "kivi")  # those of the copies that answered
     for question, answer, result in zip(questions, answers, results, strict=True):
         whole = torch.cat([shared, torch.tensor([question])], 1)
         alone = generate(model, method.new_cache(model), whole, max_new_tokens=12, answer_ids=[answer])

@@ -12,7 +12,7 @@ from kvbench.results.samples import MEASURED
 NOW = {"method": "m", "cache": "c", "scorer": "s", "quantizer": None}
 FAMILIES = {"attention/cuda": "a", "attention/triton": "t", "attention/cpu": "p"}
 ON_GPU = {"cache/kernels": "k", "attention/kernels": "l", "decoding/steps": "d"}
-SOME = {"runner/points": "o", "runner/fidelity": "f"}
+SOME = {"runner/points": "o", "runner/fidelity": "f", "runner/shared_runs": "r"}
 ALL = {**NOW, **FAMILIES, **ON_GPU, **SOME}
 
 
@@ -64,12 +64,14 @@ def test_captured_steps_count_on_a_gpu_unless_steps_were_eager(stepping: Any, co
 
 def test_figures_that_only_some_rows_have() -> None:
     assert used("sdpa", on_gpu=False, measured={"point": {"status": "ok"}}) == {"runner/points"}
-    assert used("sdpa", on_gpu=False, fidelity={}) == {"runner/fidelity"}
+    assert used("sdpa", on_gpu=False, measured={"shared_prefill": {"methods": 2}}) == {"runner/shared_runs"}
+    assert used("sdpa", on_gpu=False, fidelity={"kld": [0.1]}) == {"runner/fidelity"}
+    assert used("sdpa", on_gpu=False, fidelity=None) == set()
 
 
-def test_all_that_rows_may_use_on_a_device() -> None:
+def test_all_that_predictions_to_compare_with_may_use_on_a_device() -> None:
     assert code.used(ALL, None, on_gpu=True) == ALL
-    assert code.used(ALL, None, on_gpu=False) == {**NOW, **FAMILIES, **SOME}
+    assert code.used(ALL, None, on_gpu=False) == {**NOW, **FAMILIES, "runner/fidelity": "f"}
 
 
 @pytest.mark.parametrize(

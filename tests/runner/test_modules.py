@@ -32,13 +32,13 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def facts(name: str) -> modules.Module:
-    content = modules.load(name, modules.module_spec(name))
+    content = modules.load(name, modules.module_file(name))
     assert content is not None
     return content
 
 
 def reach(*names: str, enters: Callable[[str], bool] = lambda name: name.startswith("facts"), **more: bool) -> set[str]:
-    return set(modules.reached(names, enters, modules.module_spec, **more))
+    return set(modules.reached(names, enters, modules.module_file, **more))
 
 
 def test_imports_and_names_are_those_of_the_source(write) -> None:
@@ -148,8 +148,8 @@ def test_modules_without_a_file_are_not_found(write, name, monkeypatch) -> None:
     write("facts_plain2.py", "")
     write("facts_space/inner.py", "")
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    assert modules.module_spec(name) is None and modules.package_files(name) == {} and name not in reach(name)
-    assert modules.module_spec("facts_space") is None, "a namespace package"
+    assert modules.module_file(name) is None and modules.package_files(name) == {} and name not in reach(name)
+    assert modules.module_file("facts_space") is None, "a namespace package"
     assert modules.load("facts", None) is None and modules.load("facts", Path("absent.py")) is None
 
 
@@ -162,7 +162,7 @@ def test_nothing_of_a_package_is_imported_to_find_its_files(write, tmp_path) -> 
     write("facts_bang/native/table.csv", "")
     files = {f"facts_bang{name}": tmp_path / "facts_bang" / path for name, path in FILES_BELOW.items()}
     assert modules.package_files("facts_bang") == files
-    assert modules.module_spec("facts_bang.deep.more") == files["facts_bang.deep.more"]
+    assert modules.module_file("facts_bang.deep.more") == files["facts_bang.deep.more"]
     assert reach("facts_bang.deep.more") == {"facts_bang", "facts_bang.deep", "facts_bang.deep.more"}
     assert "facts_bang" not in sys.modules
 
@@ -214,7 +214,7 @@ def test_a_kernel_imports_triton_at_once(write, text, kernel) -> None:
     assert not facts("facts_kernel").kernel, "a user's module counts on every device"
 
     def place(name: str) -> Path | None:
-        return path if name == "kvbench.facts_kernel" else modules.module_spec(name)
+        return path if name == "kvbench.facts_kernel" else modules.module_file(name)
 
     def reached(**more: bool) -> set[str]:
         return set(modules.reached(["kvbench.facts_kernel"], lambda name: name == "facts_far", place, **more))

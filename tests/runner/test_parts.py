@@ -89,12 +89,13 @@ TABLE = {
     "rotation/named.py": "rotation",
     "rotation/rotate_kernel.py": "rotation/kernels decoding/steps",
     "runner/prompting.py": "runner",
-    "runner/run.py": "runner",
+    "runner/run.py": "",
+    "runner/shared_runs.py": "runner/shared_runs",
     "tasks/filled.py": "runner/points",
     "runner/scoring.py": "scorer",
     "runner/points.py": "runner/points",
     "runner/full_precision.py": "runner/fidelity",
-    "tasks/base.py": "task runner/points runner/fidelity",
+    "tasks/base.py": "task runner/points runner/fidelity runner/shared_runs",
     "tasks/gsm8k.py": "",
     "tasks/mini/compose.py": "task",
     "tasks/ruler/task.py": "",
@@ -106,7 +107,7 @@ ROWS = {
     True: {MEASURED: {"attention": {"path": "cuda"}, "stepping": "graph"}},
 }
 #: parts that these rows do not have
-UNUSED = {True: {"attention/codebook", "attention/triton", "runner/points", "runner/fidelity"}}
+UNUSED = {True: {"attention/codebook", "attention/triton", *("runner/points", "runner/fidelity", "runner/shared_runs")}}
 UNUSED[False] = UNUSED[True] | {
     "attention/cuda",
     "cache/kernels",
@@ -117,12 +118,10 @@ UNUSED[False] = UNUSED[True] | {
 
 #: modules of packages that have parts which prepare a run or record it, and affect no output
 BESIDE = {
-    *(f"kvbench.config.{name}" for name in ("command", "downloads", "prerequisites", "setting")),
-    *(f"kvbench.models.{name}" for name in ("by_name", "labels")),
-    *(f"kvbench.runner.{name}" for name in ("failures", "forecast", "gate", "modules", "origins", "ranks", "remarks")),
-    *(f"kvbench.runner.{name}" for name in ("rerun", "resolve", "run", "run_state", "sources", "steps", "stored")),
-    *(f"kvbench.runner.{name}" for name in ("together", "workers")),
-    *(f"kvbench.metrics.{name}" for name in ("intervals", "resampling")),
+    *(f"kvbench.config.{name}" for name in ("downloads", "prerequisites", "setting")),
+    *("kvbench.metrics.intervals", "kvbench.models.by_name", "kvbench.parallel.crew", "kvbench.parallel.crew_worker"),
+    *(f"kvbench.runner.{name}" for name in ("gate", "modules", "origins", "ranks", "remarks", "rerun", "resolve")),
+    *(f"kvbench.runner.{name}" for name in ("run", "run_state", "sources", "steps", "stored", "workers")),
     *(f"kvbench.util.{name}" for name in ("door", "normal_form", "version")),
     *("kvbench.quantizers", "kvbench.quantizers.spec"),  # of a run without a quantizer
     *("kvbench.tasks", "kvbench.tasks.load"),
@@ -175,6 +174,7 @@ def test_the_table_has_a_file_of_every_folder() -> None:
     wanted = folders - {ROOT} - families
     assert wanted <= {(ROOT / name).parent for name in TABLE}
     assert families and all((ROOT / name).is_file() for name in TABLE)
+    assert set(modules.package_files("kvbench")) >= BESIDE
 
 
 NATIVE = [path for path in modules.package_files("kvbench").values() if path.suffix in modules.NATIVE]

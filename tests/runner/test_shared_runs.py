@@ -49,11 +49,12 @@ def configs(folder: Path, **groups: Any) -> list[dict[str, Any]]:
 
 
 def without_times(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without what differs between two repetitions: times, and the process's resident memory."""
+    """A row without what differs between two repetitions: times, the process's resident memory, the code of sharing."""
     row = copy.deepcopy(row)
     measured = row[MEASURED]
     for name in ("ttft_s", "step_s", "capture_s", "shared_prefill"):
         measured.pop(name, None)
+    measured["code"].pop("runner/shared_runs", None)
     measured.pop("peak_bytes")  # compared as that of the run: a process may hold a few bytes more
     return row
 
