@@ -177,4 +177,5 @@ def test_cuda_peaks_are_the_allocators():
         del y
     row = peaks.row()
     assert row["kind"] == "cuda_allocator"
-    assert row["prefill"] - row["decode"] >= 5 * MB
+    # the allocator does not split a free block whose rest is 1 MiB or less: y may count for that much more
+    assert row["prefill"] - row["decode"] >= 4 * MB
