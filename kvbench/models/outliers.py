@@ -25,7 +25,7 @@ SYNTAX = (
 
 @dataclass(frozen=True)
 class Outliers:
-    """Which channels are made larger, and how much.
+    """Channels of keys or values that are made larger, and their factor.
 
     Args:
         side: ``keys`` or ``values``.

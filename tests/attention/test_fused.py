@@ -58,7 +58,7 @@ def test_phases_of_a_row_follow_both_stores():
 @pytest.mark.parametrize("reason", [None, "there is no C++ compiler"])
 def test_the_kernel_of_cpus_serves_where_it_is_there_and_else_the_row_says_why_not(reason, monkeypatch):
     if reason is not None:
-        monkeypatch.setattr(build, "library", lambda: reason)
+        monkeypatch.setattr(build, "kernel_library", lambda: reason)
     elif build.missing():
         pytest.skip(build.missing())
     method = load_method("kivi", quantizer="int4")

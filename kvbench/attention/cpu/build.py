@@ -76,11 +76,11 @@ def kernel_name() -> str:
 
 def missing() -> str | None:
     """Return the reason why this machine cannot compile or load the kernel, or None if it can."""
-    found = library()
-    return found if isinstance(found, str) else None
+    compiled_kernel = kernel_library()
+    return compiled_kernel if isinstance(compiled_kernel, str) else None
 
 
-def library(chosen: str | None = None) -> Library | str:
+def kernel_library(chosen: str | None = None) -> Library | str:
     """Return the kernel for an instruction set (None: :func:`instructions`), compiled if need be, or why there is none.
 
     Other processes that need the same library wait for the one that compiles it.

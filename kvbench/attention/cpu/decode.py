@@ -115,7 +115,7 @@ def attend(query: Tensor, work: Work, scaling: float, instructions: str | None =
     sinks = work.logits.sinks
     sinks = None if sinks is None else sinks.float().contiguous()
     phases = (PhaseStruct * len(work.phases))(*(PhaseStruct(*map(_part, pair)) for pair in work.phases))
-    library = build.library(instructions)
+    library = build.kernel_library(instructions)
     if isinstance(library, str):
         raise RuntimeError(library)
     # structs hold bare addresses: `phases`, `work`, `query`, `out` and `sinks` must live until the call has returned

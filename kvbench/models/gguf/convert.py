@@ -144,9 +144,11 @@ def _convert(file: Path, header: Header, elements: int, folder: Path) -> None:
             "  hint: use a GGUF file of Llama, Mistral, Qwen2 or Qwen3, or the model's checkpoint: model=OWNER/NAME"
         ) from error
     missing = sorted(report.get("missing_keys") or ())
-    held = sum(weight.numel() for weight in model.parameters())
-    if missing or held != elements:
-        lacking = f"lacks {missing[0]}" if missing else f"has {elements} numbers in its tensors, but needs {held}"
+    parameter_count = sum(weight.numel() for weight in model.parameters())
+    if missing or parameter_count != elements:
+        lacking = (
+            f"lacks {missing[0]}" if missing else f"has {elements} numbers in its tensors, but needs {parameter_count}"
+        )
         raise ModelError(
             f"{file} cannot be converted: the model that its header describes ({type(model).__name__}) {lacking}.\n"
             "  hint: its tensors are of another architecture than transformers knows by that name; use the model's "

@@ -1,4 +1,4 @@
-"""Where converted GGUF files lie, and what they are called. Does not import torch.
+"""Folders and names of converted GGUF files. Does not import torch.
 
 A file is converted once, into the folder of kvbench's data (``KVBENCH_CACHE``, or ``~/.cache/kvbench``), under a name
 made of its SHA-256: copies of a file share the result, and another file of the same name gets its own.

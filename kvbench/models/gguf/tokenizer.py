@@ -1,4 +1,4 @@
-"""How the tokenizer of a GGUF file splits text before its merges apply.
+"""Rules by which the tokenizer of a GGUF file splits text before merges apply.
 
 A GGUF file does not describe this; it names it (``tokenizer.ggml.pre``). transformers knows some of the names, and for
 all others uses GPT-2's rule without a word: for SmolLM that joins digits which the model has never seen joined. So the
