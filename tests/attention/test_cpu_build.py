@@ -53,6 +53,15 @@ def test_a_library_is_compiled_once_and_is_the_users_alone(folder, tmp_path, mon
     assert log.read_text() == "call\n" * 3
 
 
+@needs_cc
+def test_a_library_that_was_cut_short_is_compiled_once_more(folder, tmp_path, monkeypatch):
+    log = compiler(tmp_path, EMPTY, monkeypatch)
+    path = build._built(str(tmp_path / "compiler"), "plain")  # in another process, say
+    path.write_bytes(b"")
+    assert isinstance(build.kernel_library("plain"), build.Library)
+    assert log.read_text() == "call\n" * 2
+
+
 def test_without_a_compiler_the_reason_is_that(folder, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "")

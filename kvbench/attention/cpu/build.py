@@ -97,7 +97,11 @@ def _library(chosen: str) -> Library | str:
         return "there is no C++ compiler"
     try:
         path = _built(compiler, chosen)
-        return _loaded(path)
+        try:
+            return _loaded(path)
+        except OSError:  # cut short, as by a power failure: compiled once more
+            path.unlink(missing_ok=True)
+            return _loaded(_built(compiler, chosen))
     except (OSError, Timeout, RuntimeError) as error:
         return " ".join(str(error).split())[:300]
 
