@@ -1,7 +1,5 @@
 """Prefill and decode loops with a kvbench cache: one token at a time, or speculative if the method asks for it.
 
-The result of a generation, and notifications of its phases, come first.
-
 After every run the cache must have seen all tokens except the last one; otherwise the model has used another cache,
 which is an error.
 """
@@ -130,9 +128,9 @@ def generate(
         compile: True: in captured steps, compile everything except attention with ``torch.compile``.
         prefill_rows: number of prompts per forward pass of the prefill; ``auto``: as many as have about 16k tokens
             together; None: all.
-        prompt: the prompts, which were read before for this cache and those of other methods
-            (:func:`kvbench.decoding.shared_prefill.read_prompts`); the time of that is part of ``ttft_s``. None: the
-            prompts are read now.
+        prompt: the prompts as read before, for this cache and those of other methods
+            (:func:`kvbench.decoding.shared_prefill.read_prompts`); ``ttft_s`` then includes the time of that reading.
+            None: the prompts are read now.
 
     Raises:
         CacheError: the cache was used before, or the model did not use it.

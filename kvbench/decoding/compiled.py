@@ -1,17 +1,15 @@
-"""Compilation of everything except attention in a captured step, and the products of linear layers in it.
+"""Compilation of everything except attention in a captured step, and kvbench's kernels for its linear layers.
 
-The products are kvbench's own kernels, and one product for layers with the same input.
-
-Queries, keys and values are one product with a joint weight, and so are gate and up. The weights of the layers become
-views of the joint one, so it takes no additional memory. Layers may have weights in 16 bits
-(:mod:`kvbench.linear.matvec`) or in 4 bits (:mod:`kvbench.linear.int4`); a layer with both uses the latter for
-drafting.
+Linear layers with the same input are computed as one product with a joint weight: queries, keys and values, and gate
+and up. The weights of the layers become views of the joint one, so it takes no additional memory. Layers may have
+weights in 16 bits (:mod:`kvbench.linear.matvec`) or in 4 bits (:mod:`kvbench.linear.int4`); a layer with both uses the
+latter for drafting.
 
 At batch 1, a stock forward pass spends a third of a step in dozens of small kernels per layer: norms, RoPE,
 activations. Each decoder layer is compiled separately by ``torch.compile``, with attention as one opaque operation, so
-that all layers share one compilation, which takes seconds. With few rows, linear layers use kvbench's own kernels, and
-those that read the same input become one product. Passes that draft and passes that verify are compiled separately,
-each with its own weights: the compiled code is used only while a pass is recorded.
+that all layers share one compilation, which takes seconds. Linear layers use kvbench's kernels if there are few rows.
+Passes that draft and passes that verify are compiled separately, each with its own weights: the compiled code is used
+only while a pass is recorded.
 """
 
 from __future__ import annotations
@@ -51,8 +49,9 @@ class Product:
 def products(layer: nn.Module, undo: list[Callable[[], None]], drafting: bool = False) -> None:
     """Make the linear layers of a decoder layer use kvbench's kernels for products of a few rows.
 
-    Query, key and value projections become one product, and so do the gate and up projections. What restores the
-    original forward functions is appended to `undo`. With `drafting`, layers with two sets of weights use the draft's.
+    Query, key and value projections become one product, and so do the gate and up projections. Functions that restore
+    the original forward functions are appended to `undo`. With `drafting`, layers with two sets of weights use those of
+    the draft.
     """
     inside = {
         id(part)
@@ -172,7 +171,7 @@ def whole_int4(linears: Sequence[Int4Linear]) -> Int4Weight:
 
 
 def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return the buffer of which tensors are consecutive views along dimension 0; None unless they fill one."""
+    """Return the buffer that the tensors fill as consecutive views along dimension 0; None if they fill none."""
     first, storage = parts[0], parts[0].untyped_storage()
     begins = accumulate((part.numel() for part in parts), initial=0)
     together = all(
@@ -282,8 +281,8 @@ def around(model: Any, on: bool, rows: int, drafting: bool = False) -> Iterator[
 
     Results are rounded at the same points as without compilation, but sums may be computed in another order.
 
-    The ``with`` block is given the forward functions. A graph that is recorded in it reads tensors that these alone
-    hold, such as the joint bias of layers that are one product: they must live as long as the graph.
+    Yields the forward functions of the compiled layers. Keep them as long as a graph that is recorded in the block:
+    the graph reads tensors that only they refer to, such as the joint bias of layers computed as one product.
 
     Args:
         on: True to compile; False to change nothing.
@@ -318,9 +317,9 @@ def decoder_layers(model: Any) -> Sequence[nn.Module]:
 
 
 def around_layers(model: Any) -> list[nn.Module]:
-    """Return what a decoder computes before and after its layers: the rotary embedding, and the last norm.
+    """Return the modules that a decoder runs before and after its layers: the rotary embedding and the last norm.
 
-    They are a dozen small kernels, of which compilation leaves two. A module that a model lacks is left out, and so is
+    Compilation reduces their dozen small kernels to two. A module that a model lacks is left out, and so is
     a rotary embedding whose frequencies depend on the length of the text.
     """
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model

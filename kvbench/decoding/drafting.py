@@ -78,8 +78,8 @@ class Drafter:
     ) -> tuple[Tensor, Tensor | None]:
         """Draft the tokens of one round, and return them with the distributions from which they were drawn.
 
-        The number n of drafts is the highest of `limits`, and the same for all rows. Before returning, the method
-        removes the drafts from the cache again.
+        The number n of drafts is the highest of `limits`, and the same for all rows. The drafts are removed from
+        the cache before the function returns.
 
         Args:
             pending: last confirmed token of each row, not cached yet, ``[B]``.
@@ -149,7 +149,7 @@ class Drafter:
 def draw_tokens(probs: Tensor, generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
     """Draw one token per row from the distributions ``[B, V]``, and return the tokens, ``[B]``.
 
-    A row that is not wanted gets its most probable token, without using its generator.
+    A row for which `wanted` is False gets its most probable token, and its generator is not used.
     """
     uniform = draw_uniforms(generators, wanted).to(probs.device)
     return torch.where(
@@ -158,6 +158,6 @@ def draw_tokens(probs: Tensor, generators: Sequence[torch.Generator], wanted: Se
 
 
 def draw_uniforms(generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
-    """Draw one uniform random number in [0, 1) per row, ``[B]``; 0, without using the generator, if not wanted."""
+    """Draw a random number in [0, 1) per wanted row, ``[B]``; other rows get 0, and their generators are not used."""
     none = torch.zeros(1)
     return torch.cat([torch.rand(1, generator=g) if w else none for g, w in zip(generators, wanted, strict=True)])

@@ -1,4 +1,4 @@
-"""Given tokens decoded one at a time through a cache, with the model's final hidden state at each position.
+"""Decoding of given tokens one at a time through a cache, and the model's final hidden state at each position.
 
 The states are captured where the output head receives them, by a forward pre-hook on the output embeddings. On a GPU
 the steps are replays of a CUDA graph, where that is possible; the hook then runs while the graph is recorded, and each
@@ -57,7 +57,7 @@ class FinalStates:
     def last(self, batch: int) -> Tensor:
         """Return the states of the newest passes that together have `batch` rows, ``[batch, n, d]``, and clear.
 
-        A prefill may run some rows at a time, or a prompt in several chunks, of which only the last one counts.
+        A prefill may take several passes: over groups of rows, or over chunks of a prompt, of which the last counts.
 
         Raises:
             ModelError: the model did not call its output head.
@@ -152,7 +152,8 @@ class Followed(Recorded):
     Args:
         tokens: token ids to decode, ``[B, n]``.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
-        states: gives the shape of the states of all positions, ``[B, n + 1, d]``; step k writes ``states[:, k]``.
+        states: a tensor with the shape and dtype of all states, ``[B, n + 1, d]``; not written. Step k writes
+            ``self.states[:, k]``.
         final: recorder of the states, whose ``with`` block is open.
     """
 

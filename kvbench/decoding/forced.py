@@ -75,10 +75,11 @@ def forced_nll(
     *,
     capture: bool = True,
 ) -> Tensor | None:
-    """Return the negative log-likelihood of a text's tokens that follow the first one that is not cached, by replays.
+    """Return the summed negative log-likelihood of a text's tokens in nats, computed by replays of a captured step.
 
     Args:
-        ids: token ids of the text, ``[B, T]``, of which the first are cached.
+        ids: token ids of the text, ``[B, T]``; the cache contains its first tokens. The likelihood of tokens up to the
+            first one that is not cached is not computed.
         firsts: for each row, the index of the first token whose likelihood counts.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
         report: called from time to time with the number of tokens processed so far.

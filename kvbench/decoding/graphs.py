@@ -164,7 +164,7 @@ class Captured:
     @torch.inference_mode(False)
     @torch.no_grad()
     def record(self) -> None:
-        """Capture the pass with the present buffers of the cache, for which the step has been built.
+        """Capture the pass with the present buffers of the cache; the step must have been built for them.
 
         Raises:
             NotServed: a layer cannot be served by a recorded pass.
@@ -215,7 +215,7 @@ def decode_captured(captured: Captured, token: Tensor, stopping: Stopping, max_n
     Call :meth:`Captured.first` before. `token` is the first new token of each row, ``[B]``.
 
     Returns:
-        Seconds on the host from the arrival of the previous step's tokens to the arrival of its own.
+        For each step, seconds on the host from the arrival of the previous step's tokens to that of its own.
 
     Raises:
         CacheError: a later step could not be captured again, or the model did not use the cache.

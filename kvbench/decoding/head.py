@@ -30,7 +30,7 @@ CLOSE = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
 
 @dataclass(frozen=True)
 class Comparison:
-    """Predictions of two caches at each of n positions, compared.
+    """Comparison of the predictions of two caches at each of n positions; the base is the full-precision cache.
 
     Args:
         positions: KL divergence, change of the true token's probability, and so on, at each position.
@@ -80,7 +80,7 @@ class Head:
     def check(self, states: Tensor, logits: Tensor) -> None:
         """Raise ModelError unless final states ``[n, d]`` give the logits ``[n, V]`` that the model gave.
 
-        They do not if the model does more with its final states than this class knows of.
+        They differ if the model does more with its final states than this class does.
         """
         own, given = self.logits(states), logits.float()
         difference = float((own - given).abs().max())

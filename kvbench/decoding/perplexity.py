@@ -143,7 +143,7 @@ def _by_passes(
     size: int,
     report: Callable[[int], None] | None,
 ) -> Tensor:
-    """Return the likelihood of the tokens that are not cached yet, but the first, by passes over `size` tokens each."""
+    """Return the likelihood of the uncached tokens except the first one, by passes over `size` tokens each."""
     width, begin = ids.shape[1], cache.get_seq_length()
     total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
     for place in range(begin, width - 1, size):

@@ -1,4 +1,4 @@
-"""The error of each layer's attention, with given tokens: the layer in which a cache's error arises.
+"""The error of each layer's attention while given tokens are decoded, to find where a cache's error arises.
 
 Three passes decode the same tokens one at a time. The first has the full-precision cache, and records the input and the
 output of each layer's attention. The second has the candidate's cache: its outputs contain the errors of all layers
@@ -35,8 +35,8 @@ class LayerErrors:
     """Relative errors of each layer's attention output, ``|candidate - fp16| / |fp16|`` over all decoded tokens.
 
     Args:
-        own: with fp16's input to each layer: the error that arises in the layer.
-        total: as decoded: with the errors of the layers before.
+        own: errors if each layer gets the input that it had with the fp16 cache: what arises in the layer itself.
+        total: errors as decoded, which include those of the layers before.
     """
 
     own: list[float]

@@ -114,11 +114,11 @@ def continuation_likelihoods(
     """Yield the log-likelihood of each continuation of a context, in order.
 
     All context tokens but the last are prefilled once, exactly, and stored as the method stores them. The last one and
-    the continuation follow one token at a time, each on what the method holds by then, as in decoding.
+    the continuation follow one token at a time, and the method packs or drops tokens in between, as in decoding.
 
     Args:
         cache: an empty cache of a kvbench method; it holds the prefilled context afterwards.
-        context: token ids, at least one; so has each continuation.
+        context: token ids, at least one; each continuation must also have at least one.
         prefill_chunk: context tokens per forward pass; None: all at once.
 
     Yields:

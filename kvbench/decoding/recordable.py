@@ -98,5 +98,5 @@ def check_eager(layer: KVLayer, count: int) -> None:
 
 
 def expected(layer: KVLayer) -> int:
-    """Return the number of tokens up to which the steps of a captured pass must be served: any, if it is unknown."""
+    """Return the largest number of tokens that captured steps must serve; ``sys.maxsize`` if it is unknown."""
     return layer.progress.max_length or sys.maxsize

@@ -131,9 +131,9 @@ class Draft(Recorded):
 
 
 class Verification(Recorded):
-    """The target's forward pass over the last confirmed token and all drafts, with everything up to the next round.
+    """The target's forward pass over the last confirmed token and all drafts, and the preparation of the next round.
 
-    The draft's pass is the one that this pass prepares for the next round.
+    `draft` is the draft's pass, whose input for the next round this pass sets.
     """
 
     def __init__(self, model: PreTrainedModel, ledger: Ledger, draft: Draft, gamma: int) -> None:

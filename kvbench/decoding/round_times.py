@@ -1,7 +1,5 @@
 """Counts and times of rounds of speculation, and the choice of gamma, the number of drafts per round, from them.
 
-Counts and times are of each round, and summed over an answer; gamma follows from times and the running acceptance.
-
 A round with g drafts takes ``g * draft + verify(g)`` seconds and is expected to yield ``1 + a1 + a1 a2 + ... + a1..ag``
 tokens, where ai is the probability that draft i is accepted if all drafts before it were. The g with the most expected
 tokens per second is chosen. With one acceptance for all positions this is the geometric model of Leviathan et al.,
@@ -203,7 +201,7 @@ class Gamma:
             self._verify.setdefault(gamma, deque(maxlen=_TIMED)).append(verify_seconds)
 
     def acceptance(self, position: int) -> float:
-        """Return the estimated probability that a draft, at a position from 0, is accepted if all before it were."""
+        """Return the estimated probability that the draft at `position` (from 0) is accepted if all before it were."""
         shared = (sum(self._accepted) + _PRIOR * _PRIOR_WEIGHT) / (sum(self._tried) + _PRIOR_WEIGHT)
         return (self._accepted[position] + shared * _SHARED_WEIGHT) / (self._tried[position] + _SHARED_WEIGHT)
 

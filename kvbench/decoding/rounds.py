@@ -40,7 +40,7 @@ FLUSH, DRAFT, VERIFY, END = range(4)
 
 
 class Marks:
-    """Events at the points of one round; on a CPU nothing is measured."""
+    """CUDA events between the parts of one round, to measure their times; on a CPU nothing is measured."""
 
     def __init__(self, device: torch.device) -> None:
         cuda = device.type == "cuda"
@@ -278,7 +278,7 @@ class CapturedRounds(Engine):
         self._stale = False
 
     def _restart(self) -> None:
-        """Let the next replay of the draft's pass draft the first token of a round, again if it has been drafted."""
+        """Make the next replay of the draft's pass draft a round's first token, even if it has been drafted before."""
         self._drafts().restart()
         self._ahead = False
 
@@ -313,7 +313,7 @@ class CapturedRounds(Engine):
 def captured_rounds(
     model: PreTrainedModel, cache: KVCache, speculation: Speculation, how: Sampling, batch: int, compile: bool
 ) -> CapturedRounds:
-    """Create a :class:`CapturedRounds`, whose arguments these are, capture its first passes, and return it.
+    """Create a :class:`CapturedRounds` from the same arguments, capture its first passes, and return it.
 
     Raises:
         NotCaptured: the passes cannot be captured. The caches contain the same tokens as before.

@@ -62,11 +62,11 @@ class Spanning:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The devices of the pass, the first one in front."""
+        """The devices of the pass, beginning with the one from which the host starts it."""
         return list(dict.fromkeys([self.device, *(layer.device for layer in self._layers)]))
 
     def carried(self, device: torch.device) -> list[Pair]:
-        """Return what must be copied to `device` before the pass continues there, in addition to the model's own."""
+        """Return the pairs to copy to `device` before the pass continues there, besides the model's own tensors."""
         return [pair for twins in self.twins for pair in twins.pairs(device)]
 
     def copied(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
@@ -75,7 +75,7 @@ class Spanning:
         return moved(tensors, device)
 
     def moving(self) -> AbstractContextManager[None]:
-        """Return a context in which the model's tensors are copied between devices in the way of this pass."""
+        """Return a context in which the function set by :meth:`crossing` moves the model's tensors between devices."""
         return moving(self._mover)
 
     @contextmanager
@@ -142,7 +142,7 @@ class Segments:
     def cross(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """Go on to another device: end the graph, add copies of tensors to fixed addresses, and begin the next graph.
 
-        The result are the copies, which contain nothing until the first replay.
+        Returns the copies; their contents are undefined until the first replay.
         """
         self._open.close()
         pairs = [(x, torch.empty_like(x, device=device)) for x in tensors]

@@ -78,7 +78,7 @@ class _ReaderLayer(KVLayer):
         self.pieces: list[_Piece] = []
 
     def chain(self) -> list[Any]:
-        """Return this layer and those of the methods, which learn of the padding and observe the prompt's attention."""
+        """Return this layer and the methods' layers, which also get the padding and observe the prompt's attention."""
         return [self, *filter(None, self.members)]
 
     def place(self, keys: Tensor, values: Tensor) -> None:
@@ -102,7 +102,7 @@ class _ReaderLayer(KVLayer):
 
 
 class _ReaderStateLayer(KVStateLayer, _ReaderLayer):
-    """The same for a layer that also has a state of fixed size, which the methods' caches copy."""
+    """A :class:`_ReaderLayer` that also has a state of fixed size, which the methods' caches copy."""
 
     def __init__(
         self, method: Method, layer: KVStateLayer, members: Sequence[KVLayer], home: torch.device | None
@@ -145,7 +145,7 @@ class ReadPrompt:
         )
 
     def forget(self, cache: KVCache) -> None:
-        """Forget a cache, and the statistics that were kept for it, once its method has used them."""
+        """Drop the references to a cache, and the statistics stored for it, when they are no longer needed."""
         for place, member in enumerate(self._members):
             if member is cache:
                 self._members[place] = None
@@ -157,7 +157,7 @@ class ReadPrompt:
     def fill(self, cache: KVCache) -> Tensor:
         """Let the method of a cache place the prompt, and return the logits of each prompt's last token, ``[B, V]``.
 
-        The cache is one of those for which the prompt was read, and still empty.
+        The cache must be empty, and one of those for which the prompt was read.
 
         Raises:
             CacheError: the cache holds tokens already, or the prompt was not read for it.

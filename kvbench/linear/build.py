@@ -1,4 +1,4 @@
-"""Configurations of the CUDA kernel for products of a few rows with a weight matrix, and its launches.
+"""Configurations and launches of the CUDA kernel that multiplies a few rows by a weight matrix.
 
 The source is ``cuda/*``; :mod:`kvbench.util.nvrtc` compiles, loads and launches it.
 """
@@ -30,7 +30,7 @@ ROWS = 16
 
 @dataclass(frozen=True)
 class Build:
-    """Compile-time configuration of a kernel, as values for the macros that its source explains.
+    """Compile-time configuration of a kernel: the values of the macros that its source reads and explains.
 
     The source is ``cuda/int4.cu`` for 4-bit weights and ``cuda/product.cu`` for 16-bit weights.
     A *block* is the output channels that a CTA computes at a time; the warps of the CTA share out the input channels.
@@ -54,8 +54,8 @@ class Build:
         chains: sums that the matrix instructions add to in turn, 1 or 2 (``CHAINS``).
         early: slots whose weights a launch requests before the kernel before it has ended, by programmatic dependent
             launch (``EARLY``, ``PDL``); 0: an ordinary launch.
-        hint: how weights pass the L2 cache: 0 as the hardware does; 1 first to be evicted; 2 also 256 bytes at a time
-            (``HINT``).
+        hint: how weights pass the L2 cache: 0: as the hardware decides; 1: marked to be evicted first; 2: as 1, and
+            fetched 256 bytes at a time (``HINT``).
         resident: CTAs that a multiprocessor must be able to run at once, which bounds registers (``MINB``).
     """
 
@@ -83,7 +83,7 @@ class Build:
         return self.tiles * (layout.ROWS * self.unit * self.bits // 8 + scales)
 
     def shared(self, rows: int, columns: int) -> int:
-        """Return the bytes of shared memory of a CTA, for some rows of x and columns (input channels)."""
+        """Return the bytes of shared memory that a CTA needs for an x of `rows` rows and `columns` input channels."""
         units, part = -(-columns // self.unit // self.warps), rows * self.unit * 2
         if self.direct:  # the steps of a warp are made a multiple of the stages
             steps = 1 if self.bits == 4 else self.unit // 32
@@ -130,7 +130,7 @@ def linear_source(name: str = "product") -> str:
 
 @lru_cache(maxsize=1024)
 def function(build: Build, rows: int, columns: int, device: int) -> nvrtc.Function:
-    """Return the kernel, compiled and loaded on the GPU with an index; equal calls share one.
+    """Return the kernel, compiled, and loaded on GPU number `device`; equal calls return the same object.
 
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.
@@ -149,7 +149,7 @@ def launch_build(
     out: Tensor,
     ctas: int | None = None,
 ) -> None:
-    """Launch the kernel on the current stream; tensors must be as the kernel reads them.
+    """Launch the kernel on the current stream; the tensors must have the layout that the kernel reads.
 
     Args:
         x: input, contiguous ``[rows, columns]``.
@@ -187,7 +187,7 @@ def launch_build(
 
 @lru_cache(maxsize=64)
 def dequantizer(group: int, half: bool, bf16: bool, device: int) -> nvrtc.Function:
-    """Return the kernel that dequantizes 4-bit weights, compiled and loaded on the GPU with an index.
+    """Return the kernel that dequantizes 4-bit weights, compiled, and loaded on GPU number `device`.
 
     `group` and `half` are as for :class:`Build`; `bf16` is True to write bf16, False for fp16.
 

@@ -124,7 +124,7 @@ def dequantized(weight: Int4Weight, dtype: torch.dtype) -> Tensor:
 
 
 def stacked(weights: Sequence[Int4Weight]) -> Int4Weight:
-    """Return several matrices with the same input channels as one, with their output channels one after another.
+    """Stack matrices along their output channels and return the result; all must have the same input channels.
 
     Raises:
         ValueError: the matrices differ in the number of input channels, the group size or the dtype of scales.

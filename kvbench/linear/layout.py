@@ -9,9 +9,9 @@ words are 16 consecutive bytes. Bits ``4 n`` to ``4 n + 3`` of a word with ``n =
 output channel ``g + 8 row`` and of input channel ``32 h + 8 t + 4 j + 2 half + odd``: a mask then yields two codes in
 16 bits each.
 
-Each group has one word, two for a lane (output channels g and g + 8): its scale in the lower 16 bits; 128 plus its
-zero, as a bf16 number, in the upper 16 bits. Output channels are padded to multiples of 16 and input channels to
-multiples of 64, with weights that are 0.
+Each group of an output channel has one word: its scale in the lower 16 bits; 128 plus its zero, as a bf16 number, in
+the upper 16 bits. A lane reads the words of output channels g and g + 8. Output channels are padded to multiples of 16
+and input channels to multiples of 64, with weights that are 0.
 """
 
 from __future__ import annotations

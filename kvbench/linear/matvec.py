@@ -2,9 +2,9 @@
 
 Such a product takes as long as reading its matrix. The compiler chooses among its own kernels by timing them, so the
 choice differs between processes: a step took 8.2 ms in one process and 0.44 ms more in another. The kernels of
-libraries are optimised for many rows. One row has a Triton kernel (:mod:`kvbench.linear.matvec_kernel`) with fixed
-block shapes, which requests everything that a program reads before it sums; 2 to 16 rows, as the verification of a
-draft has, have the CUDA kernel that also multiplies 4-bit weights (:mod:`kvbench.linear.product_kernels`). Both are
+libraries are optimised for many rows. For one row there is a Triton kernel (:mod:`kvbench.linear.matvec_kernel`) with
+fixed block shapes, in which a program requests all its data before it sums. For 2 to 16 rows, as in the verification of
+drafts, there is the CUDA kernel that also multiplies 4-bit weights (:mod:`kvbench.linear.product_kernels`). Both are
 measured by ``python -m kvbench.bench products`` (results/h200/README.md). Products in fp32, and those that neither can
 compute (:func:`served`), go to torch's library.
 """

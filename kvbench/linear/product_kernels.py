@@ -1,4 +1,4 @@
-"""Products of 1 to 16 rows by kvbench's CUDA kernels: those that they can compute, and the configuration for each.
+"""kvbench's CUDA kernels for products of 1 to 16 rows: which products they can compute, and their configurations.
 
 The kernels (``cuda/int4.cu`` and ``cuda/product.cu``, :mod:`kvbench.linear.build`) read a matrix once, whatever the
 number of rows. Their sums do not depend on the order in which CTAs run: equal inputs give equal outputs.
@@ -27,7 +27,7 @@ SHARED = 227 * 1024
 
 
 def serves(x: Tensor, columns: int, bias: Tensor | None = None) -> bool:
-    """Return True if the kernel can take the input and the bias of a product; its matrix is not looked at.
+    """Return True if the kernel can take the input and the bias of a product; the matrix is not checked.
 
     The input, ``[..., columns]``, must have 1 to 16 rows in bf16 or fp16, on a GPU of compute capability 8.0 or higher,
     and CUDA source must be compilable. The number of columns must be a multiple of 128, and a bias must have the dtype
@@ -183,9 +183,9 @@ def choose(
 
 
 def candidates(base: Build, channels: int) -> list[tuple[Build, int]]:
-    """Return candidates for a product, the fastest first, with the numbers of CTAs of a multiprocessor.
+    """Return configurations to try for a product, the fastest first, each with its CTAs per multiprocessor.
 
-    `base` is the configuration of which tiles, warps, stages and the way of weights and x are to be chosen.
+    They are copies of `base` with other tiles, warps, stages, units and places of x (``keep``).
     """
     tiles = -(-channels // layout.ROWS)
     ring = replace(base, keep=False)
