@@ -1,7 +1,7 @@
 """``python -m kvbench.analysis outliers``: how far the largest channels of keys and values stand above the others.
 
 Formats that share a scale among the channels of a token lose what the largest channel takes from the rest. Keys are
-measured before RoPE, which turns the channels of a pair into each other.
+measured before RoPE, because RoPE mixes the two channels of a pair.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _ratio(squares: Tensor) -> Ratio:
 
 
 def channel_page(name: str, layers: Sequence[Layer], tokens: int) -> str:
-    """Return the table of a model's layers as markdown, and below it which row of the documentation is like it."""
+    """Return a model's layers as a markdown table, and below it the row of the documentation's table that fits it."""
     lines = [
         f"{name}: largest channel over the median channel of its head, root mean squares over {tokens} tokens",
         "",
@@ -97,7 +97,7 @@ def channel_page(name: str, layers: Sequence[Layer], tokens: int) -> str:
 
 
 def verdict(layers: Sequence[Layer], side: str) -> str:
-    """Return the sentence that names the row of the documentation that a model's keys or values resemble."""
+    """Return the line that names the row of the documentation's table that a model's keys or values resemble."""
     ratios = [getattr(layer, side).ratio for layer in layers]
     largest, middle = max(ratios), float(torch.tensor(ratios).median())
     own = [place for place, ratio in enumerate(ratios) if ratio > _ABOVE * middle]

@@ -147,7 +147,7 @@ class Observation:
         return out, None
 
     def _profile_prompt(self, queries: Queries, exact: Exact) -> None:
-        """Add up the exact attention of the prompt's last queries, a block of them at a time."""
+        """Add up the exact attention of the prompt's last queries, one block of queries at a time."""
         options, count = self.options, len(queries.columns)
         wanted = count if options.prompt_queries is None else min(options.prompt_queries, count)
         if not wanted:

@@ -90,7 +90,7 @@ def bench_function(function: str) -> Any:
 def bench_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
-    `command` is the only one that gets its options, as those of others may import torch; None: all of them.
+    Only `command` gets its options, because adding those of others may import torch; None: all commands get theirs.
     """
     top = argparse.ArgumentParser(
         prog="python -m kvbench.bench",

@@ -87,7 +87,7 @@ def measure_capacity(args: argparse.Namespace) -> int:
 def usable_bytes(device: torch.device, limit_gb: float | None, weights: int) -> int:
     """Return the bytes that weights and caches may take.
 
-    A limit on a CPU does not count what was allocated before, the weights among it, so they are added.
+    On a CPU, the limit counts only memory that is allocated later than the weights, so their bytes are added.
     """
     if limit_gb is not None:
         return int(limit_gb * 2**30) + (0 if device.type == "cuda" else weights)
@@ -96,7 +96,7 @@ def usable_bytes(device: torch.device, limit_gb: float | None, weights: int) -> 
 
 
 def capacity_cells(row: Figures) -> list[Any]:
-    """Return a row's cells; those that a row without memory for one sequence lacks are None."""
+    """Return the cells of a row; figures that it lacks because not even one sequence fits are None."""
     sizes = [row.get(key) for key in ("memory", "weights", "workspace")]
     sequence = row.get("per_sequence")
     return [

@@ -49,7 +49,7 @@ def short_count(count: int) -> str:
 
 
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return an argparse ``type`` that parses as `parse` does, a function that raises ValueError.
+    """Return an argparse ``type`` that calls `parse`, and turns its ValueError into an ArgumentTypeError.
 
     argparse shows the message of an ArgumentTypeError to the user, but would replace that of a ValueError.
     """
@@ -137,13 +137,13 @@ def _real(text: str, kind: str, fits: Callable[[float], bool]) -> float:
 
 
 def add_output_options(parser: argparse.ArgumentParser, name: str = "the command") -> None:
-    """Add the options that say where the JSON file goes, which is called `name` unless told otherwise."""
+    """Add the options for the path of the JSON file; `name` is its default name in their help."""
     parser.add_argument("--out", type=Path, help="folder for the JSON file (default: results/<device>), or the file")
     parser.add_argument("--name", help=f"name of the JSON file (default: {name})")
 
 
 def add_timing_options(parser: argparse.ArgumentParser, dtype: str, about: str) -> None:
-    """Add the options of commands that time an operation of a layer; `about` is the meaning of `dtype`, the default."""
+    """Add the options of commands that time an operation of a layer; `about` explains the dtype, by default `dtype`."""
     add = parser.add_argument
     add("--dtype", choices=["float16", "bfloat16"], default=dtype, help=about)
     add("--quick", action="store_true", help="measure only a few points, in at most three minutes")
@@ -237,7 +237,7 @@ def point_file(args: argparse.Namespace) -> str:
 
 
 def fixed_batches(args: argparse.Namespace, option: str, why: str = "") -> None:
-    """Raise ConfigError if batch sizes grow, so that the points are not known in advance, which `option` needs."""
+    """Raise ConfigError if batch sizes are not fixed: `option` needs points that are known in advance."""
     if args.grow or not args.batches:
         value = getattr(args, option.strip("-"))
         raise ConfigError(option, value, f"needs fixed batch sizes{why}", hint="give them with --batches 1 8")

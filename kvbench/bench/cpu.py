@@ -133,14 +133,14 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def chosen(args: argparse.Namespace, start: str) -> list[str]:
-    """Return the names of the rows to measure that begin with a text."""
+    """Return the names of the rows to measure that begin with `start`."""
     return [name for name in GATES if name.startswith(start) and args.only in name]
 
 
 def ratios(
     name: str, threads: int, times: Mapping[tuple[str, str], float], setting: str, right: bool, check: str
 ) -> dict[str, Any]:
-    """Return a row from the least times of (fp16 or `setting`, arithmetic): the faster arithmetic of each counts."""
+    """Return a row: fp16 and `setting` in the faster arithmetic of each; `times` in ms by (setting, arithmetic)."""
     from kvbench.attention.cpu import build
 
     (fp16_ms, fp16_in), (ms, arithmetic) = (

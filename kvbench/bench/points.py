@@ -94,7 +94,7 @@ def loaded_model(args: argparse.Namespace) -> LoadedModel:
 
 
 def described_model(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
-    """Return what a JSON file says of the model of ``--model``."""
+    """Return the entries of a JSON file that describe the model of ``--model``."""
     described = {"model": args.model, "weights": args.weights, **loaded.dtypes.names()}
     return {**described, "memory_limit_gb": args.memory_limit_gb}
 
@@ -201,7 +201,7 @@ class PointBench:
         return figures
 
     def attempt(self, measure: Measure, prompt: int, batch: int) -> Row:
-        """Return a point's record; for an exception its kind and message, after the memory has been released.
+        """Measure a point and return its record; if that fails, release the memory and return the reason as a record.
 
         Raises:
             KvbenchError: the user made a mistake; it is not recorded as a failed point.

@@ -112,7 +112,7 @@ def gpus_of(args: argparse.Namespace) -> list[Gpu]:
 def print_predictions(args: argparse.Namespace) -> int:
     """Print predicted times and memory, with ``--out`` also into a JSON file; return 0.
 
-    Of models that the roofline does not describe only bytes are predicted.
+    For models that the roofline does not describe, only bytes are predicted.
 
     Raises:
         ConfigError: a model, GPU or method is unknown, or a method cannot run with a model.

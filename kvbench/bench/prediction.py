@@ -180,10 +180,10 @@ def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
 
     Drafting uses the target's own weights, except where 4-bit copies of them are made, which take additional memory.
 
-    `which` weights have a 4-bit copy: none (``same``), those of the feed-forward layers (``int4``), or those of all
-    linear layers and lm_head (``int4_all``; a lm_head that shares the weights of the embedding table too, and drafting
-    then reads the copy instead of the table). Every group of 128 such weights takes another 4 bytes for its scale and
-    zero point (:mod:`kvbench.linear.int4`). `weights` are the bytes of the target's.
+    `which` says what has a 4-bit copy: nothing (``same``), the feed-forward layers (``int4``), or all linear layers and
+    lm_head (``int4_all``), even if lm_head shares the weights of the embedding table: drafting then reads the copy
+    instead of the table. Every group of 128 such weights takes another 4 bytes for its scale and zero point
+    (:mod:`kvbench.linear.int4`). `weights` is the size of the target's weights in bytes.
     """
     if which == "same":
         return weights, 0
@@ -286,7 +286,7 @@ def sequence_bytes(shape: Shape | CacheShape, method: Method, tokens: int, **mor
 
 
 def flat_numbers(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the numbers of a configuration with those of its text model, which come first, on one level."""
+    """Return the numbers of a configuration, with those of its text model, which take precedence, on one level."""
     text = numbers.get("text_config")
     return {**numbers, **text} if isinstance(text, Mapping) else numbers
 

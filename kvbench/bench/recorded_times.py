@@ -181,8 +181,8 @@ def simulate_goodput(args: argparse.Namespace) -> int:
 def recorded_servers(content: Mapping[str, Any]) -> Iterator[tuple[str, int, Server]]:
     """Yield setting, prompt length and recorded times for each setting and prompt length of a ``bench memory`` file.
 
-    The prefill of a request is that of the smallest batch divided by its size; the largest batch that fitted is the
-    most that run at a time.
+    The prefill time of a request is that of the smallest batch divided by its size. As many requests run at a time as
+    the largest batch that fitted.
 
     Raises:
         ValueError: a time is not a number above 0, or a batch size was measured twice, such as with captured and with

@@ -30,8 +30,8 @@ PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "cuda-b
 class Recording:
     """The JSON file of a command that measures: what was measured, the machine, and the rows so far.
 
-    The file is named by ``--out`` and ``--name``; without the latter it is `name`. `about` are further entries, to
-    which more may be added in :attr:`about` until the end.
+    The file is named by ``--out`` and ``--name``; without the latter it is `name`. `about` has further entries;
+    more may be added to :attr:`about` until the end.
 
     Raises:
         ConfigError: the folder cannot be written to.
@@ -98,7 +98,7 @@ def failed_row(error: Exception) -> Row:
     """Return the status of a row whose measurement failed, ``oom`` or ``failed``, and the reason as ``message``.
 
     Raises:
-        KvbenchError: `error` is one; the user made a mistake, which is not recorded as a failed row.
+        KvbenchError: `error` is a KvbenchError: a mistake of the user is not recorded as a failed row.
     """
     if isinstance(error, KvbenchError):
         raise error

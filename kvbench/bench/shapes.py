@@ -49,7 +49,7 @@ class Tier:
 class Layer:
     """Layout of a layer's tokens: runs of tokens in one format each, then the newest in full precision.
 
-    The newest keys (`key_window`) and values (`value_window`) are in full precision, and always those of a step.
+    The newest `key_window` keys and `value_window` values are in full precision, and at least those of the step itself.
     """
 
     tiers: tuple[Tier, ...]

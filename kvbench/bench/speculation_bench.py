@@ -69,7 +69,7 @@ class SpeculationPoint(NamedTuple):
 
 
 def speculation_point(text: str) -> SpeculationPoint:
-    """Parse a point such as ``llama2-7b:1:32k``; ValueError if it is none."""
+    """Parse a point such as ``llama2-7b:1:32k``; raise ValueError for any other text."""
     model, *rest = text.rsplit(":", 2)
     if len(rest) != 2 or not model or not rest[0].isdecimal() or not int(rest[0]):
         raise ValueError(f"{text!r} is not MODEL:BATCH:TOKENS, such as llama2-7b:1:32k")
@@ -254,7 +254,7 @@ class SpeculationBench:
     def decoded(
         self, engine: Any, method: Any, cache: Any, point: SpeculationPoint, gamma: int, blocks: int
     ) -> Sequence[Round]:
-        """Decode some blocks of tokens with one gamma, and return the rounds that count."""
+        """Decode some blocks of tokens with one gamma, and return the rounds to time (:func:`full_rounds`)."""
         rounds = self.all_rounds(engine, replace(method.speculation, gamma=gamma), cache, point, blocks)
         return arithmetic.full_rounds(rounds, gamma)
 
@@ -285,7 +285,7 @@ class SpeculationBench:
         )
 
     def tokens(self, blocks: int) -> int:
-        """Return how many tokens to decode for so many blocks: each may be longer by a round, and some do not count."""
+        """Return how many tokens to decode for `blocks` blocks, each up to a round longer, and for rounds not timed."""
         return blocks * (self.args.tokens + LONGEST) + (arithmetic.SKIPPED + 2) * LONGEST
 
     def sampling(self, point: SpeculationPoint) -> Sampling:

@@ -81,10 +81,10 @@ class Calibration(stored.Stored):
                     yield f"layers.{layer}.{side}.norm.{width}", (2,)
 
     def defect(self, name: str, tensor: Tensor) -> str | None:
-        """Return what is wrong with a tensor: levels that do not ascend or are all equal, crossed thresholds.
+        """Return what is wrong with a tensor, or None; see :meth:`Stored.defect`.
 
-        See :meth:`Stored.defect`. The last level may be repeated, which calibration does if there are too few distinct
-        elements.
+        Levels must ascend and not all be equal; calibration repeats the last one if there are too few distinct
+        elements. Upper thresholds must not be below lower ones, and Q-Norm's scale must be positive.
         """
         if ".levels." in name and (bool((tensor.diff() < 0).any()) or bool(tensor[0] == tensor[-1])):
             return f"is not a codebook of ascending levels, but {_some(tensor)}"

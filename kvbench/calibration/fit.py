@@ -116,7 +116,7 @@ def distortion(histogram: Histogram, codebook: Tensor) -> float:
 
 
 def _best_of_coarse(sums: tuple[Tensor, Tensor, Tensor], count: int) -> Tensor:
-    """Return the means of the best `count` runs of coarse bins (dynamic programming over the end of each run)."""
+    """Divide the coarse bins into the `count` runs with the least squared error, and return the mean of each run."""
     weight, first, second = (part[:: BINS // COARSE] for part in sums)
     # cost[i, j]: error of one level for the bins i..j-1
     span_weight, span_first, span_second = (part[None, :] - part[:, None] for part in (weight, first, second))

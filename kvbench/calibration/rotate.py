@@ -15,7 +15,7 @@ U holds the eigenvectors of a covariance, H is the orthonormal Hadamard matrix, 
 eigenvalues are spread by bit reversal. Keys and queries are rotated by the R of Sigma_K, values by that of Sigma_V.
 
 The first pass sums the covariances of the queries, the second those of the values, whose weights follow from the first.
-So no keys or values are held, and memory does not depend on the length of the text.
+So keys and values need not be stored, and memory does not depend on the length of the text.
 """
 
 from __future__ import annotations
@@ -177,8 +177,7 @@ def rotations(
 ) -> Rotations:
     """Compute OSCAR's rotations for every layer of a model.
 
-    Unlike the authors' script, which leaves out the first of its dumps, this reads every token, apart from
-    `first_tokens`.
+    The authors' script leaves out the first of its dumps; this function reads every token, apart from `first_tokens`.
 
     Args:
         sequences: token ids of S sequences, ``[S, L]`` (the authors use about 20,000 to 30,000 tokens).
@@ -244,5 +243,5 @@ def rotations(
 
 
 def _precise(x: Tensor) -> Tensor:
-    """Convert to fp64, on the CPU if the device (Apple's) has none."""
+    """Convert to fp64, on the CPU if the device (Apple's) does not support fp64."""
     return (x.cpu() if x.device.type == "mps" else x).double()

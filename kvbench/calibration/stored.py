@@ -245,9 +245,9 @@ def calibrations_of_kind(folders: Iterable[Path], kind: type[S]) -> Iterator[S]:
 
 
 def unfit(files: Sequence[Stored]) -> str:
-    """Return the end of a message about calibrations that were found, none of which belongs to the model.
+    """Return the end of an error message: the calibration files found, none of which belongs to the model.
 
-    At most three are named; the text is empty for none.
+    At most three are named; the text is empty if there are none.
     """
     names = [f"{file.path} ({file.info['model']})" for file in files]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -256,7 +256,7 @@ def unfit(files: Sequence[Stored]) -> str:
 
 @lru_cache(maxsize=256)
 def _passed_over(what: str) -> None:
-    """Warn once per process, as every batch's cache may look into the folder."""
+    """Warn that a file is ignored; only once per process, because every batch's cache may search the folder."""
     say(f"warning: {what}; the file is ignored")
 
 

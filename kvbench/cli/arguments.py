@@ -67,7 +67,7 @@ class Arguments:
     info: str | None = None
 
     def argv(self, overrides: Sequence[str]) -> list[str]:
-        """Return the arguments to pass to Hydra: those of these options that it handles, then `overrides`."""
+        """Return the arguments to pass to Hydra: the options that Hydra handles itself, then `overrides`."""
         words = []
         for switch in ("hydra_help", "multirun", "resolve"):
             words += [f"--{switch.replace('_', '-')}"] if getattr(self, switch) else []

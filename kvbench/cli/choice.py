@@ -165,7 +165,7 @@ def _overrides(defaults: Any) -> Iterator[str]:
 
 
 def _fixed(group: str, key: str) -> bool:
-    """Return True for names that follow from the choice itself; a model's name can be set."""
+    """Return True for a ``name`` that the choice itself determines, so that it is no option; a model's can be set."""
     return key == "name" and group in ("dataset", "quantizer", "logger")
 
 
@@ -261,7 +261,7 @@ def as_typed(docstring: str) -> str:
 
 
 def _free(group: str, name: str) -> bool:
-    """Return True for models without a preset (``model=OWNER/NAME``, ``model=./FOLDER``)."""
+    """Return True if a choice is a model without a preset (``model=OWNER/NAME``, ``model=./FOLDER``)."""
     return group == "model" and "/" in name
 
 

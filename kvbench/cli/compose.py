@@ -166,7 +166,7 @@ class Composer:
         return [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]] if multirun else [list(texts)]
 
     def _composes(self, texts: Sequence[str], parsed: Sequence[Override]) -> bool:
-        """Return True if Hydra composes a single run, whose keys then all exist; its configuration is kept."""
+        """Return True if the overrides compose to a single run whose keys all exist; :meth:`plain` then returns it."""
         if any(one.is_add() or one.is_delete() or one.is_force_add() or one.key_or_group in FIXED for one in parsed):
             return False
         try:
@@ -244,7 +244,7 @@ class Composer:
     def configuration(self, texts: Sequence[str]) -> RunConfig:
         """Return the configuration of a job without ``setting=``: the one that :meth:`check` has checked, or a new one.
 
-        Each is given out once, because a run binds its data and its method's state to it.
+        Each configuration is returned only once, because a run stores its data and its method's state in it.
 
         Raises:
             ConfigError: Hydra cannot compose it, the checkpoint's files cannot be read, or a value is wrong.

@@ -29,7 +29,7 @@ def configuration(texts: Sequence[str], extra: Path | None) -> RunConfig:
 
 
 def composed(texts: Sequence[str], extra: Path | None) -> dict[str, Any]:
-    """Return the same configuration as plain data, unchecked; arguments and errors as in :func:`configuration`."""
+    """Return the configuration of a job as plain data, unchecked; arguments are those of :func:`configuration`."""
     return composer_of(extra).plain(settings.variants(texts, multirun=True)[0])
 
 
@@ -47,8 +47,9 @@ def outcome_of_job(
 ) -> Outcome:
     """Run one job and return its outcome; only an interruption raises an exception.
 
-    `row` returns the configuration as plain data, unchecked: a job that failed then has ``metrics`` without figures,
-    for a row of the sweep's table (None: no such row). `begun` is called with the id of the run before it starts.
+    If the job fails, `row` is called for its configuration as unchecked plain data, from which the outcome gets
+    ``metrics`` without figures, for the sweep's table; None: the outcome has no metrics. `begun` is called with the id
+    of the run before it starts.
     """
 
     def act() -> dict[str, Any]:
@@ -69,7 +70,7 @@ def outcome_of_job(
 def outcome_of(act: Callable[[], Any], config: Callable[[], dict[str, Any] | None], began: float) -> Outcome:
     """Call a function that returns a run's metrics, and return the outcome; errors are printed and become its message.
 
-    `config` returns the configuration of a job that failed, for a row of the sweep's table, or None for no row.
+    `config` is called if the job fails: it returns the configuration for a row of the sweep's table; None: no row.
     """
     import traceback
 

@@ -40,11 +40,11 @@ class Kept:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """List what is there, or remove what is named, and return the exit status.
+    """List the folder's entries (``--list``) or remove some (``--remove NAME``), and return the exit status.
 
     Raises:
-        ConfigError: the arguments are neither ``--list`` alone nor ``--remove`` and names of what is there.
-        ModelError: something cannot be removed.
+        ConfigError: the arguments are neither ``--list`` alone nor ``--remove`` and names of entries.
+        ModelError: an entry cannot be removed.
     """
     there = list(kept())
     if list(arguments) == ["--list"]:

@@ -40,16 +40,16 @@ def override_text(override: Override) -> str:
 
 
 def bracketed(text: str) -> str:
-    """Return an override of ``method.layers`` whose quotes the shell has removed as a list; others as they are.
+    """Add the brackets of a list to an override of ``method.layers`` without quotes; return others unchanged.
 
-    ``method.layers="0-1:fp16,2-29:int4"`` is then not taken for a sweep over two values.
+    The shell removes the quotes of ``method.layers="0-1:fp16,2-29:int4"``, which would then be a sweep over two values.
     """
     key, _, given = text.partition("=")
     return f"{key}=[{given}]" if key == "method.layers" and "," in given and given[0] not in "[{'\"" else text
 
 
 def template(text: str) -> str:
-    """Return an override of ``dataset.template`` whose quotes the shell has removed with quotes; others as they are.
+    """Add the quotes that the shell has removed to an override of ``dataset.template``; return others unchanged.
 
     Hydra would read ``{question}`` as a dictionary, and a comma as a list for a sweep. A sweep lists quoted templates.
     """

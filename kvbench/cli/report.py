@@ -161,7 +161,7 @@ def _list(stores: Sequence[RunStore]) -> int:
 
 
 def _show(line: str) -> None:
-    """Print a line about a run, whose names may hold anything."""
+    """Print a line about a run, made safe for a terminal: names of runs may contain any characters."""
     print(printable(line))
 
 

@@ -103,7 +103,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def beside(runs: Path) -> Path:
-    """Return the page's file for a folder of runs: beside a folder ``runs``, and in a folder of any other name."""
+    """Return the path of the page for a folder of runs: next to the folder if it is called ``runs``, else in it."""
     return (runs.parent if runs.name == RUNS.name else runs) / PAGE
 
 

@@ -52,8 +52,8 @@ def chosen_settings(texts: Sequence[str], multirun: bool) -> list[Setting]:
 def variants(texts: Sequence[str], multirun: bool) -> list[list[str]]:
     """Return the overrides of each setting (:func:`chosen_settings`), in place of ``setting=``.
 
-    Without ``setting=``, the list contains only `texts`. Without a sweep, a map of formats per layer has brackets
-    (:func:`kvbench.cli.overrides.bracketed`).
+    Without ``setting=``, the list contains only `texts`. Without a sweep, brackets are added to the value of
+    ``method.layers`` (:func:`kvbench.cli.overrides.bracketed`).
     """
     texts = texts if multirun else [bracketed(text) for text in texts]
     settings = chosen_settings(texts, multirun)

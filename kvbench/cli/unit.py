@@ -155,7 +155,7 @@ def _running(folder: Path, number: int) -> Iterator[Callable[[str], None]]:
 
 
 def _ended(folder: Path, number: int, outcome: Outcome) -> None:
-    """Record the outcome of a job, and rewrite the table; what cannot be written is kept in this process."""
+    """Record the outcome of a job, also in :data:`outcomes` in case it cannot be written, and rewrite the table."""
     outcomes[number] = outcome
     try:
         plan.record(folder, number, outcome)

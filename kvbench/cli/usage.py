@@ -86,8 +86,8 @@ def help_text(extra: Path | None = None) -> str:
 def folded(text: str) -> str:
     """Break the lines of a help text that are wider than the terminal, or than the variable ``COLUMNS``.
 
-    What follows a gap of two spaces goes on in its column, if that is in the left half. Without a terminal and
-    ``COLUMNS`` the text is returned as it is.
+    Text after a gap of two spaces is continued in its own column, if that begins in the left half. If there is no
+    terminal and ``COLUMNS`` is not set, the text is returned unchanged.
     """
     width = max(NARROWEST, shutil.get_terminal_size((sys.maxsize, 24)).columns)
     lines = []

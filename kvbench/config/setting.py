@@ -180,7 +180,7 @@ def typed_value(text: str, setting: str = "") -> Any:
     """Convert the text of a value to a Python value: number, bool, None, list, dict or string.
 
     The rules are Hydra's, with one addition: ``10/30/60`` is a list of numbers. Other text with slashes is a string,
-    such as a path. The complete setting is for messages.
+    such as a path. `setting` is the complete setting, for messages.
 
     Raises:
         ConfigError: a mapping has an entry without a colon, or brackets or quotes are unbalanced.
@@ -215,7 +215,7 @@ def typed_value(text: str, setting: str = "") -> Any:
 
 
 def written(value: Any) -> str:
-    """Convert a Python value to text from which :func:`typed_value`, and Hydra in an override, make the same value."""
+    """Convert a Python value to text that :func:`typed_value`, and Hydra in an override, convert back to it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
@@ -230,7 +230,7 @@ def written(value: Any) -> str:
 
 
 def _change(formats: dict[str, Any], key: str, value: Any) -> None:
-    """Set the dotted key ``quantizer.key.FIELD`` or ``quantizer.value.FIELD`` in place; ConfigError if unknown."""
+    """Set ``quantizer.key.FIELD`` or ``quantizer.value.FIELD`` in place; raise ConfigError for an unknown key."""
     *path, last = key.split(".")[1:]
     node: Any = formats
     for step in path:

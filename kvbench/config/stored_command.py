@@ -96,7 +96,7 @@ def _choice(group: str, config: Mapping[str, Any]) -> str | None:
 
 
 def _foreign(group: str, config: Mapping[str, Any]) -> bool:
-    """Return True if the choice of a group is not one of the package's own."""
+    """Return True if the choice of a group is not one of those in the package's ``conf`` folder."""
     return isinstance(config.get(group), Mapping) and _choice(group, config) not in _choices(group)
 
 

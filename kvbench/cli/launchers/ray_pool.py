@@ -244,13 +244,13 @@ class _Pool:
 
 
 def _execute(unit: Unit, claim: str, keeper: Any, probe: str | None) -> Records:
-    """Run a unit in a task of Ray, and return the records of its jobs if it does not see the folder of the sweep.
+    """Run a unit in a task of Ray, and return its jobs' records if the task does not see the folder of the sweep.
 
     Args:
         claim: name of this attempt.
         keeper: the actor that gathers results; None if the machines share a folder.
-        probe: content of a file in the folder of the sweep, by which a shared folder is recognised; None if it is not
-            to be looked for.
+        probe: content of a file in the folder of the sweep, by which a shared folder is recognised; None: the
+            folder is taken not to be shared.
     """
     import ray
 

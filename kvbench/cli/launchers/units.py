@@ -1,4 +1,4 @@
-"""Unit of a sweep: as a launcher sends it to another process, and the last steps for what came back from a machine."""
+"""A unit of a sweep as a launcher sends it to another process, and the storage of the records that come back."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def units_of(values: Sequence[str], folder: Path, extra: Path | None) -> list[Un
 
 
 class Execute:
-    """A call of a unit in another process; an object with a method that submitit calls if SLURM ends the job early."""
+    """Callable that runs a unit in another process; submitit calls :meth:`checkpoint` if SLURM ends the job early."""
 
     def __call__(self, unit: Unit) -> str:
         """Run the jobs of a unit, and return the status of the last one."""
@@ -116,7 +116,7 @@ def unfinished(units: Sequence[Unit]) -> list[Unit]:
 def keep_unit_records(unit: Unit, records: dict[str, bytes]) -> None:
     """Write the records of a unit's jobs to the folder of the sweep, and send their runs to their loggers.
 
-    The records are contents by file name; none if the jobs have written them themselves.
+    `records` maps file names to contents; it is empty if the jobs have written their files themselves.
     """
     for data in records.values():
         outcome: dict[str, Any] = json.loads(data)
