@@ -38,7 +38,7 @@ class Plan:
     Args:
         keys: for each column of :attr:`bias`, the number of its key's form, ``[m]``; None: 0, 1, 2 and so on.
         values: the same for the values.
-        again: first slot, and one past the last, that is read after the pass; equal if none is.
+        again: range of slots (first, one past the last) that is read again after the pass; empty if no slot is.
         bias: 0 where a query sees a column, else minus infinity, ``[1 or rows, 1, q, m]`` in the dtype of the queries.
     """
 

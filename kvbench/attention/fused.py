@@ -117,7 +117,7 @@ def load_kernel(name: str) -> ModuleType | str:
 def prepare() -> None:
     """Compile the CPU kernel, unless it has been compiled before, so that no step waits for it.
 
-    If the machine cannot, a warning says why, and how it could.
+    If the machine cannot compile it, a warning gives the reason and a remedy.
     """
     cpu = load_kernel("cpu")
     if isinstance(cpu, ModuleType) and (reason := cpu.build.missing()):
@@ -127,7 +127,7 @@ def prepare() -> None:
 
 
 def observing(name: str) -> ModuleType | str:
-    """Import the module of a kernel that also returns what attention tokens receive; as :func:`load_kernel` does."""
+    """Import the module of a kernel that also returns the attention that tokens receive; if none, return the reason."""
     if name in ("cuda", "cpu"):
         return "it does not return attention weights"
     decode = load_kernel(name)

@@ -170,10 +170,10 @@ def assembled(
 
 
 def holder(layer: KVLayer) -> ScoredSegment:
-    """Return the segment of a layer that holds the attention of steps: the last one of its keys.
+    """Return the segment that stores how much attention each token of a layer has received: the last one of its keys.
 
     Raises:
-        NotServed: the method holds attention elsewhere.
+        NotServed: the method does not store this with its keys.
     """
     tail = layer.stores()[0].tail
     if not isinstance(tail, ScoredSegment):
@@ -188,7 +188,7 @@ def receiving(layer: KVLayer, count: int, *, fresh: bool = False) -> Received:
         fresh: True for a buffer of this step's own, because that of an earlier one is still needed.
 
     Raises:
-        NotServed: the method holds attention elsewhere than with its keys.
+        NotServed: the method does not store this attention with its keys.
     """
     return Received(holder(layer).room(count, fresh=fresh), layer.method.observe_group == "mean")
 

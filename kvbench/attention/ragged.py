@@ -77,7 +77,7 @@ def attend_ragged(
 
 
 def served(layer: KVLayer) -> bool:
-    """Return True if keys and values are in the same slots of packed and full segments, oldest first, in every row."""
+    """Return True if, in every row, keys and values have segments of equal lengths, with tokens oldest first."""
     keys, values = layer.stores()
     method = layer.method
     if layer.rope or layer.window or method.observe_steps or len(keys.segments) != len(values.segments):

@@ -137,7 +137,7 @@ LINES = 65535
 
 
 def unread(rows: Rows, form: Format, channels: int) -> str | None:
-    """Return in what a format differs from all that a kernel reads, or None if it is in the kernel's list."""
+    """Return how a format differs from those that a kernel reads, or None if it is in the kernel's list."""
     return format_refusal(rows, form.kind, form.bits, form.axis, form.group, channels, form.scale, form.window)
 
 

@@ -16,7 +16,7 @@ _HOMES = {"Bill": "bill", "Parts": "bill", "KVCache": "cache", "Prompts": "promp
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: methods are derived from this package's policy, and are checked without torch."""
+    """Import a name on first use, so that methods, which derive from :class:`Policy`, are checked without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,10 +1,10 @@
 """State that all layers of one cache share: the prompt, its padding, options and settings, the method's own state.
 
-The options say which kernels serve the cache and how its prompt is computed. Rotary positions of a cache's columns are
-for layers that hold pre-RoPE keys.
+The options say which kernels serve the cache and how its prompt is computed.
 
-The position ids that a model is given need not equal the columns minus the padding: a caller may omit them, or reuse a
-cache. So the ids of each step are recorded, on the host, as runs of consecutive positions.
+Layers that hold pre-RoPE keys need the rotary position of each column of the cache. The position ids that a model is
+given need not equal the columns minus the padding: a caller may omit them, or reuse a cache. So the ids of each step
+are recorded, on the host, as runs of consecutive positions.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class KVStateLayer(StateLayer, KVLayer):
 
 
 def layers_of(method: Policy[KVLayer], kinds: Sequence[LayerKind], progress: Progress) -> Iterator[Any]:
-    """Yield the layers of an empty cache; those with keys and values are numbered without the others."""
+    """Yield the layers of an empty cache; the numbers of layers with keys and values do not count other layers."""
     index = 0
     for place, kind in enumerate(kinds):
         if not kind.attends:

@@ -1,6 +1,6 @@
-"""A store: the keys, or the values, of one layer as a list of segments in slot order, and tensors of slot positions.
+"""A store: the keys, or the values, of one layer as a list of segments in slot order.
 
-Positions grow by a few tokens per step.
+:func:`extended` appends the positions of new tokens to a tensor of slot positions.
 
 Slots number the tokens of a row through all segments of a store. **Keys and values of a layer agree on the slots**: a
 token has the same slot in both stores. The borders between formats may differ (KIVI keeps n mod R keys but min(n, R)

@@ -1,4 +1,4 @@
-"""Settling of all layers of a cache, with one launch for equal rolls, and copies of new tokens to a draft's cache."""
+"""Drops of tokens that are due, in all layers of a cache at once, and copies of new tokens to a draft's cache."""
 
 from __future__ import annotations
 

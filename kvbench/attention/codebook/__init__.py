@@ -1,1 +1,1 @@
-"""Decode attention over codes of a codebook: looked-up levels, keys rotated on the way, outliers in addition."""
+"""Decode attention over KVQuant's codes: a kernel that looks up levels, rotates keys and adds outliers."""

@@ -109,7 +109,7 @@ class CodebookBuild:
 
 
 def choose_warps(build: CodebookBuild, shared: int) -> CodebookBuild:
-    """Return a configuration with the fastest number of warps that fits into shared memory, or with the smallest."""
+    """Return a configuration with the fastest number of warps that fits into shared memory; if none fits, the last."""
     options = [replace(build, warps=warps, resident=resident) for warps, resident in CHOICES]
     return next((option for option in options if option.fits(shared)), options[-1])
 
@@ -198,7 +198,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
 
 
 def unlike(query: Tensor, work: Work) -> str | None:
-    """Return what of a step's shapes or formats the kernel does not read, or None if it reads all."""
+    """Return which shape or format of a step the kernel cannot read, or None if it can read all."""
     reason = misfit(query, work, HEAD_DIMS, LOOKED_UP_KEYS, LOOKED_UP_VALUES)
     if reason:
         return reason

@@ -24,20 +24,19 @@ from kvbench.attention.work import FACTORED, Format
 
 
 def build_options(columns: int, wide: bool, fine: bool, dense: bool, small: bool = False) -> list[dict[str, int]]:
-    """Return the configurations to choose from for columns of query rows, the fastest on an H200 first.
+    """Return the configurations to choose from for a number of columns, the fastest on an H200 first.
 
-    Up to 8 columns, each warp has tiles of its own, or two warps share the tokens of a tile, which takes half the
-    shared memory. More are served by warps with two blocks of 8 columns each, or by such pairs of warps with two or
-    three.
+    Up to 8 columns, each warp has its own tiles, or two warps share the tokens of a tile, which takes half the shared
+    memory. With more columns, each warp serves two blocks of 8, or two warps that share a tile serve two or three.
 
     Args:
         columns: number of columns that the query rows of a KV head take, usually one each.
         wide: True for heads of more than 128 channels, which leave a warp registers for one block of rows only.
         fine: True if a group has fewer than 32 tokens, so that two warps cannot share the tokens of a tile.
-        dense: True if codes of 3 bits, of levels, or e2m1 codes with a column for each group are read, which is bound
-            by unpacking them.
-        small: True if 4-bit codes of levels or other e2m1 codes are read, which is bound by unpacking them and by their
-            factors: with up to 4 columns, 16 warps of 128 registers are faster than 8 of twice as many.
+        dense: True if unpacking limits the speed: for codes of 3 bits or of levels, and for e2m1 codes with a column
+            for each group.
+        small: True if unpacking and factors limit the speed, for 4-bit codes of levels and other e2m1 codes: with up to
+            4 columns, 16 warps of 128 registers are then faster than 8 of 256.
 
     Returns:
         Values for ``team``, ``shares``, ``blocks``, ``teams``, ``stages`` and ``resident`` of a :class:`Build`.
@@ -188,7 +187,7 @@ class Build:
 
     @property
     def digits(self) -> int:
-        """Bytes of shared memory for queries as digits (``DIGIT_BYTES``), with 128 for four sums."""
+        """Bytes of shared memory for queries as integer digits (``DIGIT_BYTES``), 128 of them for four sums."""
         if not (self.integer and self.bf16 and any(level_bytes(key) for key, _ in self.phases)):
             return 0
         return self.channels * (32 if self.integer == 1 else 16) + 128
@@ -251,7 +250,7 @@ class Build:
 
 
 def level_macros(phases: Signature, channels: int) -> dict[str, str]:
-    """Return the macros with the levels of codebooks: none if no keys have levels, zeros for widths not in use."""
+    """Return the macros that define codebooks' levels: none if no keys have levels; zeros for code widths not used."""
     widths = {key.bits for key, _ in phases if key.kind in LEVELS}
     if not widths:
         return {}
@@ -324,7 +323,7 @@ VALUE_GROUPS = 8
 
 
 def unreadable(key: Format, value: Format, channels: int) -> str | None:
-    """Return why the kernel cannot read keys and values in two formats of its list, or None if it can."""
+    """Return why the kernel cannot read two formats together, although its list has both; None if it can."""
     if value.kind == "cross" and key.kind != "cross":
         return "cross factors of values, but not of keys"
     minima = value.kind != "full" and value.kind not in FACTORED

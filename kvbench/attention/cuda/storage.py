@@ -1,7 +1,6 @@
-"""Stored formats as the CUDA decode kernel reads them: bytes of a slot, groups in a tile, columns, products.
+"""Storage formats in the CUDA decode kernel: bytes per slot, groups per tile, columns per query row, integer products.
 
-Some products are of integers. TurboQuant's levels are looked up: they are bytes of fp16 numbers in constants of the
-program.
+TurboQuant's levels are looked up in constants of the program, as bytes of fp16 numbers or as integers.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def tabulated(form: Format, channels: int, key: bool = False) -> int:
 
 @lru_cache(maxsize=256)
 def groups_met(form: Format) -> int:
-    """Return how many groups a tile may meet, rounded up to a power of two, for keys whose groups do not fit tiles."""
+    """Return from how many groups a tile may have tokens, rounded up to a power of two, if groups do not fit tiles."""
     count = -(-form.window // form.group)
     least, longer = divmod(form.window, count)
     ends = list(accumulate(least + (number < longer) for number in range(count)))
@@ -80,18 +79,18 @@ def groups_met(form: Format) -> int:
 
 
 def columns_of_row(phases: Signature) -> int:
-    """Return how many columns of the products a query row takes: one, or one for each group that a tile may meet."""
+    """Return how many columns of the products a query row takes: one, or one for each group in a tile."""
     return max((groups_met(key) for key, _ in phases if key.window), default=1)
 
 
 def integer_rows(phases: Signature, channels: int, rows: int, softcap: bool, bf16: bool) -> int:
-    """Return for how many query rows at most the kernel multiplies codes as integers: 1, 4, or 0 if it does not.
+    """Return the largest number of query rows for which the kernel multiplies codes as integers: 0, 1 or 4.
 
-    Codes of 2 bits are multiplied so in the phases for which :func:`integers` is True, by one query row and without a
-    softcap; levels of 3 bits (:func:`level_bytes`) by up to four rows in bf16, which rounds more
-    coarsely than bytes round levels; fp16 does not.
+    It does so for codes of 2 bits in the phases for which :func:`integers` is True, with one query row and without a
+    softcap; and for levels of 3 bits (:func:`level_bytes`) with up to four query rows in bf16. Queries in fp16 are left
+    out, because bytes round levels more coarsely than fp16 does.
 
-    Windows whose groups fit no tile could be multiplied so (``cuda/integer.cuh``), but fp16 is faster, because two
+    The same is possible for windows whose groups fit no tile (``cuda/integer.cuh``), but slower than fp16, because two
     groups in a field double the products of integers: with LogQuant's W = 42 and 8 sequences of 32k tokens, a layer
     takes 201 microseconds on an H200, and 210 with integers.
     """
@@ -110,7 +109,7 @@ def level_bytes(key: Format) -> bool:
 
 
 def has_columns(key: Format, value: Format, channels: int) -> bool:
-    """Return True if, for one query row, each group of such codes can have a column (``cuda/columns.cuh``)."""
+    """Return True if, for one query row, each group of codes can have its own column (``cuda/columns.cuh``)."""
     return channels in (64, 128) and all(
         (form.kind, form.bits, form.group, form.scale) == ("float", 4, 16, "e4m3") for form in (key, value)
     )
@@ -154,8 +153,8 @@ def codebook_levels(channels: int, bits: int) -> Table:
     With 4 bits, the entries are the magnitudes of the levels. With 3 bits they are all levels, in the order of a code
     whose lowest bit has become its highest.
 
-    fp16 holds a level with an error that is the same for every token with that code. Levels are therefore multiplied by
-    the factor, of :data:`FACTORS` ones, with which the largest relative error is least.
+    Rounding a level to fp16 gives every token with that code the same error. Levels are therefore first multiplied by
+    the one of :data:`FACTORS` factors with which the largest relative error is least.
     """
     import torch
 
@@ -180,8 +179,8 @@ class ByteTable(NamedTuple):
     Args:
         words: eight entries, four per 32-bit number: levels as multiples of `unit` plus 127.5, then their squares.
         unit: number by which entries, less 127.5, are multiplied to get levels.
-        read_unit: number by which they are multiplied, after they have been divided by the square root of the sum of
-            their token's squares, to get normalised levels.
+        read_unit: number by which entries, less 127.5 and divided by the square root of the sum of their token's
+            squares, are multiplied to get normalised levels.
     """
 
     words: tuple[int, ...]
@@ -199,8 +198,8 @@ def byte_table(channels: int) -> ByteTable:
 
     Levels come in pairs of opposite sign, so they are rounded to odd multiples of half a step, with the step of which
     the mean squared error is least. It is 7e-4 of the levels' root mean square: there are four magnitudes only, and one
-    step suits all of them. The factor of the squares, rounded to integers up to 255, is that with the least error of a
-    token's sum.
+    step suits all of them. Squares are multiplied by a factor and rounded to integers up to 255; the factor is the
+    one with the least error of a token's sum.
     """
     import torch
 
@@ -233,5 +232,5 @@ def byte_table(channels: int) -> ByteTable:
 
 
 def factors_of(number: int) -> float:
-    """Return the factor with a number, from 1 to 2."""
+    """Return the factor from 1 to 2 that has this number among the :data:`FACTORS`."""
     return 1 + number / FACTORS

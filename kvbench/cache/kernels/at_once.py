@@ -1,4 +1,4 @@
-"""New tokens of a captured step: appended to a layer's buffers, or packed before they attend.
+"""Storage of a captured step's new tokens: they are appended to a layer's buffers, or packed before they attend.
 
 They are appended at positions that the device reads from memory, and packed by the kernel of their segments.
 

@@ -23,7 +23,7 @@ def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
     """Return the compile-time parameters of the kernel that packs tokens as a quantizer does, or why it cannot.
 
     Returns:
-        The parameters; the reason as text if they are OSCAR's codes, but not in this format; None if they are others.
+        The parameters; the reason as text if these are OSCAR's codes in another format; None for other quantizers.
     """
     if not isinstance(quantizer, OscarQuantizer):
         return None

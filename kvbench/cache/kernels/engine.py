@@ -49,7 +49,7 @@ def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
 
     Returns:
         The parameters; the reason as text if the kernel has the quantizer's rule, but not for this format; None if it
-        has no such rule.
+        does not have the rule.
     """
     kind = rule(quantizer)
     if kind is None:

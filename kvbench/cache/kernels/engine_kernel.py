@@ -1,4 +1,4 @@
-"""Triton kernels that quantize tokens to an engine's format and pack them into a segment.
+"""Triton kernels that quantize tokens to the format of an inference engine and pack them into a segment.
 
 A program handles some word rows of one tile of one (row, KV head), with all channels. Three entries share the code: one
 for tokens of one segment, one for tokens of the segments of many layers, and one for the new token of a captured step,

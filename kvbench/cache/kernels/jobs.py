@@ -79,7 +79,7 @@ class Form:
         rank: index of the threshold of clipping among a token's sorted absolute values
             (:mod:`kvbench.cache.kernels.clipped`).
         balance: how KVarN's tiles are balanced (:mod:`kvbench.cache.kernels.kvarn`).
-        iterations: number of rounds of that.
+        iterations: number of rounds of this balancing.
     """
 
     kind: str

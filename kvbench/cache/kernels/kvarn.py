@@ -26,7 +26,7 @@ def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
     """Return the compile-time parameters of the kernel that packs tiles as a quantizer does, or why it cannot.
 
     Returns:
-        The parameters; the reason as text if they are KVarN's tiles, but not in this format; None if they are not.
+        The parameters; the reason as text if these are KVarN's tiles in another format; None for other quantizers.
     """
     if not isinstance(quantizer, KvarnQuantizer):
         return None

@@ -330,7 +330,7 @@ def quantize_token(
         key_scale, key_offset: pointers to the ranges and the offsets of the channels, fp16 ``[B, C]``.
         thresholds: pointer to their upper and lower thresholds, fp16 ``[B, 2, C]``.
         value_scale, value_offset: pointers to the ranges and the offsets of the value tokens, fp16 ``[B, capacity]``,
-            to which is written.
+            which the kernel writes.
         KEY_ENTRIES, VALUE_ENTRIES: pointers to the values, indices and ends of outliers; empty without outliers.
         record: pointer to the record of NaN and Inf (:class:`kvbench.cache.watch.Watch`), in which the tags name the
             segments; used only if `WATCHED`.
@@ -340,7 +340,7 @@ def quantize_token(
         key_blocks, value_blocks: number of blocks per row in the table of the outliers' ends.
         low_rank, high_rank: ranks of a value's elements below and above which outliers begin, rounded down.
         low_weight, high_weight: weights of the elements of the next ranks in the interpolation.
-        TABLES: number of codebooks of a row: 1, or 2 if the restored levels differ.
+        TABLES: number of codebooks of a row: 1, or 2 if other levels are used for decoding than for encoding.
         H: number of heads, padded to a power of two.
         KEY_BLOCK, VALUE_BLOCK: tokens of a block of outliers.
         ENTRIES: number of older outliers to move at a time.

@@ -65,7 +65,7 @@ def compiled(device: torch.device) -> bool:
 
 
 def considered(device: torch.device) -> bool:
-    """Return True if tokens on a device are packed by a kernel unless it refuses them, and not by torch anyway."""
+    """Return True if kernels are tried first for tokens on a device; False if torch packs them in any case."""
     return device.type == "cuda" or (INTERPRET and _interpreted())
 
 

@@ -1,4 +1,4 @@
-"""Packing and thinning for all layers of a cache in one launch, so that leaving a window costs no launch per layer.
+"""Packing, and thinning of windows, for all layers of a cache in one launch instead of a launch per layer.
 
 A window is thinned only after the tokens that are to be dropped from it have been packed.
 """
@@ -29,7 +29,7 @@ ELEMENTS = 8192
 
 @dataclass(frozen=True)
 class Thin:
-    """Every second one of a window's oldest tokens, which waits to be dropped.
+    """A deferred job: to drop every second one of a window's oldest tokens.
 
     Args:
         buffer: the window's buffer, ``[B, H, capacity, D]``.
@@ -127,7 +127,7 @@ def packing_together(packs: Deferred[Job | Thin]) -> Iterator[None]:
 
 
 def thin_after_packing(segment: Packed, job: Thin) -> None:
-    """Thin a window whose tokens were packed last: at once or, if these tokens are queued, after they are packed."""
+    """Thin a window: at once or, if the tokens last packed from it are still queued, after they have been packed."""
     jobs = None if segment.packs is None else segment.packs.jobs
     if jobs and isinstance(jobs[-1], Job) and jobs[-1].segment is segment:
         jobs.append(job)

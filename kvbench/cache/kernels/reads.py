@@ -1,8 +1,8 @@
-"""The lists of what kernels read: a kernel names its formats row by row, and all else is refused with the reason.
+"""Lists of the formats that kernels read, row by row; a format that is in no row is refused, with the reason.
 
-A kernel computes something from any codes, also from those that it was not written for, and nothing fails then. So no
-gate asks what its kernel cannot do. It compares a format with the kernel's rows (:func:`format_refusal`): a new number
-of bits or a new kind of codes is in none of them, so torch serves it until somebody writes the code for it and the row.
+A kernel computes wrong numbers, without an error, from codes that it was not written for. So checks do not look for
+what a kernel cannot do: they compare a format with the kernel's rows (:func:`format_refusal`). A new number of bits or
+a new kind of codes is in no row, so torch serves it until somebody writes the code for it and adds the row.
 The rows of attention kernels are in :mod:`kvbench.attention.reads`.
 """
 
@@ -46,7 +46,7 @@ class Reads:
 
 
 class Rows(tuple[Reads, ...]):
-    """A list of a kernel's formats, which steps ask for many times: its hash is that of the object."""
+    """A list of a kernel's formats, hashed by identity because every step looks up cached results for it."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -56,7 +56,7 @@ class Rows(tuple[Reads, ...]):
 def format_refusal(
     rows: Rows, kind: str, bits: int, axis: str, group: int, channels: int, scale: str = "fp16", window: int = 0
 ) -> str | None:
-    """Return in what a format differs from all that a kernel reads, or None if one of its rows has the format.
+    """Return how a format differs from those that a kernel reads, or None if one of its rows has the format.
 
     The reason is a phrase that can follow "no kernel reads": ``5-bit codes``, ``groups of 48 tokens``.
 

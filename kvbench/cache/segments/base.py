@@ -106,7 +106,7 @@ class FullSegment(Segment):
             self.starts[row] = 0
 
     def trim(self, capacity: int) -> None:
-        """Give back the room beyond `capacity` tokens per row, or beyond the longest row if that holds more."""
+        """Free the buffer's room beyond `capacity` tokens per row, or beyond the longest row if that holds more."""
         room = max(capacity, *self.lengths, 0)
         if room >= self.capacity:
             return
@@ -153,7 +153,7 @@ class FullSegment(Segment):
     def replace(self, rows: slice, index: Tensor) -> None:
         """Drop one token per head, `index` ``[rows, H]``, from some rows; the first token of each head takes its slot.
 
-        It costs the copy of a token, where :meth:`keep` copies all of them, but tokens lose their order.
+        This copies one token per head, where :meth:`keep` copies all of them, but tokens lose their order.
         """
         overwrite(self, rows, index)
         self.drop_front(rows, 1)

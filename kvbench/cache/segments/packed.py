@@ -52,7 +52,7 @@ class PackedSegment(Segment):
             (:class:`~kvbench.cache.segments.layout.TileLayout`).
         capacity: number of tokens per row to allocate for; the buffers grow if it is exceeded.
         whole_tiles: True to count the bytes of the last tile in :meth:`used` as if the tile were full. This is for
-            segments so short that its unused rest matters.
+            segments so short that the unused part of this tile matters.
     """
 
     packed = True
@@ -165,7 +165,7 @@ class PackedSegment(Segment):
         self.lengths[rows] = [start + count] * len(self.lengths[rows])
 
     def _served(self, x: Tensor) -> Form | None:
-        """Return how a kernel packs tokens; None if torch does, with the reason noted if a kernel was asked."""
+        """Return the form of the kernel that packs tokens; None if torch does, and record why if kernels were tried."""
         how = served(self, x)
         if isinstance(how, Form):
             return how

@@ -1,4 +1,4 @@
-"""Full-precision tokens with the attention that each has received so far (H2O), as fp32 scores, and its place."""
+"""Full-precision tokens, each with the attention that it has received so far (H2O) and its place in the text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ScoredSegment(FullSegment):
         self.seen[rows] = [seen + x.shape[2] for seen in self.seen[rows]]
 
     def advance(self, count: int) -> list[int]:
-        """See :meth:`FullSegment.advance`; the step at fixed addresses also writes its attention."""
+        """See :meth:`FullSegment.advance`; the captured step that writes the tokens also writes their attention."""
         places = super().advance(count)
         for part in self.parts():
             part.advance(count)
@@ -58,7 +58,7 @@ class ScoredSegment(FullSegment):
         return places
 
     def hold(self, room: Tensor) -> None:
-        """Hold the attention of a step of all rows, like :meth:`observe`; a kernel writes it to :meth:`room`."""
+        """Hold a step's attention for all rows, like :meth:`observe`; a kernel writes it into `room` (:meth:`room`)."""
         for row, length in enumerate(self.lengths):
             self.pending[row].append(room[row, ..., :length])
 
