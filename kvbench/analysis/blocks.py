@@ -110,7 +110,7 @@ def held(layer: KVLayer, size: int = BLOCK) -> Iterator[Block]:
 
 
 def _full(layer: KVLayer) -> list[tuple[int, bool]]:
-    """Return for each segment of the keys the slot at which it ends, and True if it holds full precision."""
+    """Return for each segment of the keys the slot at which it ends, and True if it is in full precision."""
     ends, last = [], 0
     for segment in layer.stores()[0].segments:
         last += segment.length(ROW)

@@ -123,7 +123,7 @@ def one_packed_segment(key: Format, value: Format) -> tuple[Tier, ...]:
 
 
 def kvarn(key: int, value: int, tile: int = 128, channels: int = 128) -> tuple[Tier, ...]:
-    """Return the :attr:`Case.tiers` of a layer of KVarN's, whose keys and values have cross factors."""
+    """Return the :attr:`Case.tiers` of a layer in KVarN's format, whose keys and values have cross factors."""
     return one_packed_segment(channel(key, tile, "cross"), token(value, channels, "cross"))
 
 

@@ -131,7 +131,7 @@ def planned(
 
     Args:
         columns: column of the token in each slot before the pass, and in each slot after it.
-        times: for each token of the text, by how many tokens its key, and its value, has been packed or dropped
+        times: for each token of the text, after how many tokens its key, and its value, is packed or dropped
             (:meth:`kvbench.cache.policy.Policy.demotions`).
         first: column of the first query.
         start: column of the first real token.

@@ -30,7 +30,7 @@ def largest_block(rows: int, heads: int, channels: int, block: int = BLOCK, elem
     """Return the largest number of tokens in a block.
 
     Args:
-        block: smallest such number.
+        block: least result.
         elements: number of elements up to which a block may grow in small models.
     """
     return max(block, elements // (rows * heads * channels))

@@ -2,7 +2,7 @@
 
 The rows of a batch of different prompts divide into almost as many runs as there are rows. One call per run costs more
 in launches than in arithmetic on a GPU, so all rows are read together here, and the slots behind a row's last one are
-masked. On a CPU, where one run at a time costs little, a row's result thus does not depend on the other rows' lengths.
+masked. On a CPU, where separate calls would cost little, this makes a row's result independent of other rows' lengths.
 """
 
 from __future__ import annotations

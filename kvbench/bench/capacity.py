@@ -126,7 +126,7 @@ def sequences_that_fit(meter: Meter, prompt: int, memory: int, most: int) -> Fig
 
     Returns:
         ``by_formula`` and ``allocated``: numbers of sequences, the second at most `most`. ``ended``: ``memory`` or
-        ``bound``, whatever came first. ``memory``, ``weights``, ``workspace`` and ``per_sequence``: the formula's terms
+        ``bound``, whichever came first. ``memory``, ``weights``, ``workspace``, ``per_sequence``: terms of the formula
         in bytes. ``status`` is ``ok``, or ``oom`` if a single sequence does not fit, which leaves the formula without
         its last two terms.
     """
@@ -149,7 +149,7 @@ def sequences_that_fit(meter: Meter, prompt: int, memory: int, most: int) -> Fig
 
 
 def _terms(meter: Meter, prompt: int) -> tuple[int, int]:
-    """Store one sequence; return the bytes that this needs for a moment, and those of the cache's buffers."""
+    """Store one sequence; return the bytes needed only while it is stored, and the bytes of the cache's buffers."""
     peaks = PhasePeaks(meter.device, census=True)
     with peaks.run():
         peaks.phase("prefill")

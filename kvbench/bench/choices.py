@@ -232,7 +232,7 @@ def add_point_options(parser: argparse.ArgumentParser) -> None:
 
 
 def point_file(args: argparse.Namespace) -> str:
-    """Return the name of the JSON file of a command that measures a whole model, unless ``--name`` is given."""
+    """Return the default name (``--name``) of the JSON file of a command that measures a whole model."""
     return f"{args.command}_{Path(args.model).name}"
 
 

@@ -73,7 +73,7 @@ def rounds(run: Callable[[], object], per_round: int, seconds: float) -> Time:
     """Measure the time of one call with CUDA events, by timing rounds of several calls and dividing.
 
     Rounds are repeated until their times add up to `seconds`, but at least 7 and at most 400 times. `run` launches one
-    round, by whose number of calls, `per_round`, its time is divided.
+    round of `per_round` calls.
     """
     for _ in range(2):
         run()
@@ -171,9 +171,9 @@ def timed_cells(row: Mapping[str, Any], rate: float) -> list[float | None]:
 
 
 def fastest_reader(device: torch.device):  # type: ignore[no-untyped-def]
-    """Return a function that reads a whole int32 buffer as fast as possible, preceded by the function's name.
+    """Return the name of the fastest function that reads a whole int32 buffer, and the function.
 
-    It is ``triton``, a Triton kernel, or without Triton ``torch.sum``.
+    The name is ``triton`` for a Triton kernel, or ``torch.sum`` without Triton.
     """
     try:
         from kvbench.bench.read_kernel import read_buffer

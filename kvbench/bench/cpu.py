@@ -140,7 +140,7 @@ def chosen(args: argparse.Namespace, start: str) -> list[str]:
 def ratios(
     name: str, threads: int, times: Mapping[tuple[str, str], float], setting: str, right: bool, check: str
 ) -> dict[str, Any]:
-    """Return a row: fp16 and `setting` in the faster arithmetic of each; `times` in ms by (setting, arithmetic)."""
+    """Return a row with fp16 and `setting`, each in its faster arithmetic; `times` are ms by (setting, arithmetic)."""
     from kvbench.attention.cpu import build
 
     (fp16_ms, fp16_in), (ms, arithmetic) = (
@@ -217,7 +217,7 @@ def models(tiny: bool) -> dict[str, Any]:
 
 
 def setting_of(name: str) -> tuple[str, dict[str, str]]:
-    """Return the method, and its options, of a setting in a row's name."""
+    """Split a setting that is part of a row's name into a method and its options."""
     method, _, quantizer = name.partition(":")
     return method, {"quantizer": quantizer} if quantizer else {}
 

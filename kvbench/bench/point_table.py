@@ -123,7 +123,7 @@ def point_cells(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
 
 
 def why_no_figures(row: Row) -> str:
-    """Describe in one line why the measurement of a point failed; an oom with its phase and bytes, if known."""
+    """Describe in one line why a point was not measured; if memory ran out, with phase and bytes where known."""
     if row["status"] != "oom":
         return str(row["message"])
     asked = row.get("bytes_asked")

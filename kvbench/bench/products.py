@@ -187,7 +187,7 @@ def time_products(args: argparse.Namespace) -> int:
 
 
 def compared_ways(channels: int, columns: int, args: argparse.Namespace) -> list[Row]:
-    """Measure every implementation of one product, and return a row of figures for each and each number of rows.
+    """Measure every implementation of one product; return a row of figures for each of them and each number of rows.
 
     If the matrices do not fit into memory, a single row says so. `channels` are those of the output, `columns` those of
     the input.

@@ -298,8 +298,8 @@ def time_packing(args: argparse.Namespace) -> int:
 def packing_rows(format: str, at: Point, dtype: torch.dtype, same: object, args: argparse.Namespace) -> Iterator[Row]:
     """Time the packing of a layer's keys and values by kvbench's kernel and by torch operations; yield a row for each.
 
-    With ``--warps``, the kernel has one row for each number of warps. Torch has none beyond 32k tokens. `same` is what
-    :func:`packs_equal` found: True, False, or the error as text.
+    With ``--warps``, the kernel has one row for each number of warps. Torch has no row beyond 32k tokens. `same` is the
+    result of :func:`packs_equal`: True, False, or the error as text.
     """
     size = packing_bytes(format, at)
     for count in args.warps or [None]:
@@ -317,9 +317,9 @@ def packing_rows(format: str, at: Point, dtype: torch.dtype, same: object, args:
 
 
 def packing_row(at: Point, format: str, what: str, measured: Time | str, size: int | None) -> Row:
-    """Combine a time, or the reason why there is none, with what was timed into a row of the JSON file.
+    """Return a row of the JSON file: the case, and its time or the reason why there is none.
 
-    `size` is the bytes read and written; None if unknown.
+    `what` names what was timed; `size` is the bytes read and written, None if unknown.
     """
     figures = {"failed": measured} if isinstance(measured, str) else {**asdict(measured), "bytes": size}
     return {**asdict(at), "format": format, "what": what, **figures}

@@ -60,8 +60,8 @@ class Recording:
 def json_file(args: argparse.Namespace, name: str) -> Path:
     """Return the path of a command's JSON file.
 
-    ``--out`` is a folder (None: that of the device), in which the file is called ``--name``, or `name` without that; or
-    it is the file itself, which then ends in .json.
+    ``--out`` is the file itself if it ends in .json. Otherwise it is a folder (None: that of the device) for a file
+    called ``--name``, by default `name`.
     """
     if args.out is not None and args.out.suffix == ".json":
         return Path(args.out)

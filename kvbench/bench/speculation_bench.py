@@ -126,7 +126,7 @@ class SpeculationBench:
         self.device = torch.device(args.device)
 
     def measure_cases(self) -> None:
-        """Measure all cases, those of an earlier stage first; the model is loaded again when it changes."""
+        """Measure all cases in the order of their stages (:data:`CASES`); load the model whenever it changes."""
         for stage, points in enumerate((self.args.points, self.side_points)):
             names = [name for name in self.args.cases if CASES[name][1] == stage]
             for point in points if names else ():
@@ -184,7 +184,7 @@ class SpeculationBench:
         yield
 
     def rounds(self, row: Row, method: Any, point: SpeculationPoint) -> Iterator[None]:
-        """Measure a block for every gamma, and blocks at the best gamma of each acceptance; yield as :meth:`plain`."""
+        """Measure a block per gamma, and blocks at the best gamma of each acceptance; yield as :meth:`plain` does."""
         args, main = self.args, row["case"] == "quantspec"
         gammas = args.gammas if main else args.side_gammas
         method = replace(method, gamma="auto", forced_acceptance=args.at)
@@ -243,7 +243,7 @@ class SpeculationBench:
         return cache
 
     def engine(self, method: Any, cache: Any, point: SpeculationPoint) -> Any:
-        """Return what runs the rounds: captured passes on a GPU, None (eager passes) on a CPU."""
+        """Return the engine of the rounds: captured passes on a GPU, None (eager passes) on a CPU."""
         if self.device.type != "cuda":
             return None
         with torch.inference_mode():

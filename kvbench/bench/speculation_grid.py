@@ -158,7 +158,7 @@ def case_cells(rows: Sequence[Row], row: Row, at: float) -> list[object]:
 
 
 def grid_table(rows: Sequence[Row], row: Row) -> str:
-    """Return the grid of a case as a table: a line per acceptance with the speed-up at each gamma, computed."""
+    """Return the computed grid of a case as a table: a line per acceptance, with the speed-up at each gamma."""
     base = plain_ms(rows, row)
     gammas = sorted({cell["gamma"] for cell in row["grid"]})
     lines = []

@@ -251,8 +251,8 @@ class KVCache(Cache):
     def follow(self, leader: KVCache, counts: Sequence[int]) -> None:
         """Append the newest tokens of the target's cache, `leader`, to this one, which belongs to a draft.
 
-        Of each row, ``counts[row]`` tokens are copied. Apart from them, both caches must have seen the same ones, and
-        the target's must still hold them in full precision. Afterwards both caches have the same padding and the same
+        Of each row, ``counts[row]`` tokens are copied. Both caches must otherwise have seen the same tokens, and the
+        target's must still hold them in full precision. Afterwards both caches have the same padding and the same
         length.
 
         Raises:

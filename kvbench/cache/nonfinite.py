@@ -99,8 +99,8 @@ def located(
 ) -> NonFiniteError:
     """Return an error that names the layer and position of the first NaN or Inf in given keys and values.
 
-    They are ``[rows, H, n, D]`` and ``[rows, H, n, Dv]`` with the positions ``[n]`` or ``[H, n]``. If all are finite,
-    `error` itself is returned.
+    Keys are ``[rows, H, n, D]``, values ``[rows, H, n, Dv]``, positions ``[n]`` or ``[H, n]``. If all elements are
+    finite, `error` itself is returned.
     """
     for side, x in (("key", keys), ("value", values)):
         bad = ~torch.isfinite(x)

@@ -53,7 +53,7 @@ class Option:
 
     Args:
         key: dotted key, such as ``method.alpha``.
-        default: default of this choice, as one types it.
+        default: default of this choice, as it is typed.
         type: type and bounds in words.
         meaning: explanation from the docstring of the dataclass; may be empty.
         comment: comment of the key in the YAML file; may be empty.
@@ -178,7 +178,7 @@ def _nested_options(
         cls: dataclass with these keys as fields; None if the keys are not those of a dataclass.
         notes: comments of the file, by dotted key.
         prefix: beginning of the keys on the command line.
-        path: the same within the file.
+        path: beginning of the keys within the file.
     """
     is_class = cls is not None and dataclasses.is_dataclass(cls)
     hints = typing.get_type_hints(cls) if cls is not None and is_class else {}
@@ -212,7 +212,7 @@ def _bounds(limits: Mapping[str, Any]) -> str:
 
 
 def _typed_default(value: Any, plain: re.Pattern[str] = _PLAIN) -> str:
-    """Return a value as one types it on the command line; texts that match `plain` have no quotes."""
+    """Return a value as it is typed on the command line; texts that match `plain` have no quotes."""
     if isinstance(value, str):
         return value if plain.fullmatch(value) else json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
@@ -250,13 +250,13 @@ def choice_help(words: Sequence[str], extra: Path | None = None) -> str | None:
 
 
 def plain_docstring(docstring: str) -> str:
-    """Return a text of a docstring as one reads it on a terminal: without markup, and with values as one types them."""
+    """Convert the text of a docstring for a terminal: without markup, and with values as they are typed."""
     text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", docstring).replace("``", "").replace("`", "")
     return as_typed(text)
 
 
 def as_typed(docstring: str) -> str:
-    """Return a text of a docstring with values as one types them: null, true and false for None, True and False."""
+    """Convert the values in the text of a docstring to what is typed: None, True, False to null, true, false."""
     return re.sub(r"\b(None|True|False)\b", lambda match: _WORDS[match[0]], docstring)
 
 

@@ -347,7 +347,7 @@ class Composer:
     def _choices_alone(self, texts: tuple[str, ...]) -> Mapping[str, Any]:
         """Return the configuration of some choices, without interpolations resolved; to be read, not changed.
 
-        Choices of this package are composed once in a process, as its files stay; those of ``--config-dir`` may change.
+        Choices of this package are composed once per process; those of ``--config-dir``, whose files may change, anew.
         """
         if self.extra is not None:
             return to_plain(self._by_hydra(texts)[0], resolve=False)

@@ -117,7 +117,7 @@ def check_file(path: Path, group: str) -> None:
 def _size(node: yaml.Node, sizes: dict[int, int], above: set[int], depth: int, path: Path) -> int:
     """Return the number of values in a YAML tree, counting aliases as the nodes that they refer to.
 
-    `sizes` has those of the nodes seen so far, `above` are the nodes that contain this one, both by id.
+    `sizes` maps the id of each node seen so far to its number; `above` has the ids of the nodes that contain this one.
 
     Raises:
         ConfigError: a key occurs twice in a mapping, or an alias refers to a node that contains it.

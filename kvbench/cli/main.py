@@ -139,7 +139,7 @@ def _resumed(name: str) -> list[str]:
     """Return the command line of a sweep that is to be continued.
 
     Raises:
-        KvbenchError: there is no such sweep, or its command would record another one when started in this folder.
+        KvbenchError: there is no such sweep, or its command would start another sweep in the current folder.
     """
     folder = named_sweep(SWEEPS, name)
     command = list(read_manifest(folder).command)

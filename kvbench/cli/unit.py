@@ -32,7 +32,7 @@ def run_unit(unit: str | Sequence[tuple[int, list[str]]], folder: Path, extra: P
     """Run the job of a unit, or several jobs together over one prefill; return the status of the last one.
 
     Each job's outcome is recorded in the folder of the sweep as soon as it ends. The model stays loaded for the next
-    unit of this process. A unit is also taken as :func:`kvbench.cli.plan.encoded` has encoded it.
+    unit of this process. `unit` may also be the text that :func:`kvbench.cli.plan.encoded` returned.
     """
     from kvbench.loggers import in_sweep
     from kvbench.models import shared

@@ -205,7 +205,7 @@ def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: Fi
     text were a prompt. Then every token attends causally to these stored, quantized keys and values, including its own.
     KVQuant, Atom and QuaRot simulate quantization like this in their evaluations.
 
-    `ids`, `first`, result and errors are those of :func:`forward_nll`, and CacheError if the model did not use the
+    `ids`, `first`, result and errors are as for :func:`forward_nll`. CacheError is raised if the model did not use the
     cache.
     """
     firsts = _check_first(ids, first)

@@ -117,10 +117,10 @@ class Recorded(Spanning):
         return [self.tokens, self.positions, *(place.sent for place in self._packing())]
 
     def pretend(self) -> None:
-        """Make the next passes store no tokens where storing them twice would do harm.
+        """Keep warm-up passes from storing tokens in segments where a second storing would do harm.
 
-        This holds until the tensors of :meth:`changed` are restored. Tokens in full precision, and codes, may be
-        overwritten; outliers would be added a second time.
+        It is harmless to write full-precision tokens and codes twice, but outliers would be added twice. The effect
+        ends when the tensors of :meth:`changed` are restored.
         """
         for place in self._packing():
             place.sent.fill_(-1)
@@ -137,7 +137,7 @@ class Recorded(Spanning):
         self.positions.copy_(lengths[:, None] + torch.arange(self.count, device=self.device))
 
     def forward(self, **keep: int) -> Tensor:
-        """Run the model on :attr:`tokens` and return its logits, ``[B, n, V]``, with ``logits_to_keep=n`` the last n.
+        """Run the model on :attr:`tokens` and return the logits, ``[B, n, V]``; of the last n if ``logits_to_keep=n``.
 
         Raises:
             NotServed: the model did not run attention exactly once per layer.

@@ -1,9 +1,9 @@
 """One prefill for several methods: the prompt is read once, and each method places the same keys and values.
 
-Possible for methods whose prompt tokens attend in full precision, because then the prefill does not depend on the
-method: every layer computes the same keys, values and attention. A cache of its own (:class:`Reader`) reads the prompt
-and keeps the keys and values of each layer, and what methods want to observe of the prompt's attention. Later each
-method's cache is filled from these, one after another, so that only one of them is in memory at a time.
+This is possible for methods whose prompt tokens attend in full precision: every layer then computes the same keys,
+values and attention, whatever the method. A cache of its own (:class:`_ReaderLayer`) reads the prompt and keeps the
+keys and values of each layer, and what methods want to observe of the prompt's attention. Later each method's cache is
+filled from these, one after another, so that only one of them is in memory at a time.
 """
 
 from __future__ import annotations

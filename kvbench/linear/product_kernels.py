@@ -165,7 +165,7 @@ def configuration(
 def choose(
     rows: int, channels: int, columns: int, group: int, half: bool, bf16: bool, shared: int = SHARED
 ) -> tuple[Build, int]:
-    """Return the fastest configuration that fits into shared memory, and the CTAs of a multiprocessor to use.
+    """Return the fastest configuration that fits into shared memory, and the number of CTAs per multiprocessor.
 
     Which candidates are faster was measured on an H200 (``python -m kvbench.bench products``; results/h200). If none
     fits, the last is returned, which has the smallest buffers. `shared` is the bytes of shared memory that the device

@@ -153,8 +153,8 @@ def codebook_levels(channels: int, bits: int) -> Table:
     With 4 bits, the entries are the magnitudes of the levels. With 3 bits they are all levels, in the order of a code
     whose lowest bit has become its highest.
 
-    Rounding a level to fp16 gives every token with that code the same error. Levels are therefore first multiplied by
-    the one of :data:`FACTORS` factors with which the largest relative error is least.
+    Rounding a level to fp16 gives every token with that code the same error. To reduce it, all levels are first
+    multiplied by that one of :data:`FACTORS` factors for which the largest relative error is least.
     """
     import torch
 

@@ -81,7 +81,7 @@ def rotation_tables(
     Args:
         rotation: function that rotates keys ``[1, 1, n, D]`` for positions ``[1, n]``
             (:meth:`kvbench.attention.rope.rotary.Rotary.rotate`).
-        positions: number of positions for which they must suffice.
+        positions: number of positions that the tables must cover.
 
     Raises:
         NotServed: keys rotated by the tables differ from those that `rotation` rotates.

@@ -25,7 +25,7 @@ def can_drop_lowest(tail: ScoredSegment, values: FullSegment, rows: slice) -> bo
     """Return True if the kernel can do the work of :func:`drop_lowest` for some rows of equal numbers of tokens.
 
     It can if the buffers are on a GPU and the attention of exactly one step is pending, in one tensor for all rows. If
-    it does not take the dtype of the keys, the segment notes that.
+    it does not take the dtype of the keys, the segment records the reason.
     """
     if not tail.buffer.is_cuda:
         return False

@@ -158,7 +158,7 @@ def statistics(keys, first, second, third, COUNT: tl.constexpr):
 
 @triton.jit
 def following(keys, key, rank):
-    """Return the sort key of the element of the next rank, where `key` is that of the rank."""
+    """Return the sort key of the element of the next rank, given `key`, the sort key at `rank`."""
     upto = tl.sum(tl.sum((keys <= key).to(tl.int32), 1), 0)
     above = tl.min(tl.min(tl.where(keys > key, keys, 65536), 1), 0)
     return tl.where(upto > rank + 1, key, tl.minimum(above, 65535))

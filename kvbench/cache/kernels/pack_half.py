@@ -81,7 +81,7 @@ def _rounded_half_even(q, bias: tl.constexpr):
 
 @triton.jit
 def _affine_twin(x, part, base, r, LEVELS: tl.constexpr):
-    """Return the codes of one half of the pairs, twice: in the low bits of an int32, and as fp32 numbers."""
+    """Return the codes of one half of the pairs in two forms: in the low bits of an int32, and as fp32 numbers."""
     offset = to_half(x * part - base)
     rounded = to_half(tl.minimum(to_half(offset * r), LEVELS) + 1024.0)
     return rounded.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32), rounded - 1024.0

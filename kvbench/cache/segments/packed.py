@@ -165,7 +165,7 @@ class PackedSegment(Segment):
         self.lengths[rows] = [start + count] * len(self.lengths[rows])
 
     def _served(self, x: Tensor) -> Form | None:
-        """Return the form of the kernel that packs tokens; None if torch does, and record why if kernels were tried."""
+        """Return the form of the kernel that packs tokens; if none does, record why (on a GPU) and return None."""
         how = served(self, x)
         if isinstance(how, Form):
             return how

@@ -91,10 +91,10 @@ def _execute(unit: Unit, gpus: Sequence[str]) -> str:
 
 
 def bind(folder: Path, gpus: Sequence[str]) -> str:
-    """Give this process a GPU, or a place on one, that no other process of the sweep has; return the GPU's name.
+    """Reserve an entry of `gpus` for this process, by a lock in the sweep's folder, and return it: the name of a GPU.
 
-    The process keeps the place until it ends. It must not have used CUDA before. The locks are in the folder of the
-    sweep. There must be a name for each process; a GPU that several may have is named several times.
+    The entry is reserved until the process ends. The process must not have used CUDA before. There must be an entry for
+    each process of the sweep; a GPU that several processes share has several.
     """
     folder.mkdir(parents=True, exist_ok=True)
     while True:
