@@ -1,6 +1,6 @@
 """``python -m kvbench.analysis outliers``: how far the largest channels of keys and values stand above the others.
 
-Formats that share a scale among the channels of a token lose what the largest channel takes from the rest. Keys are
+If the channels of a token share a scale, a much larger channel costs the others their precision. Keys are
 measured before RoPE, because RoPE mixes the two channels of a pair.
 """
 

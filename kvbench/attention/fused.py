@@ -139,7 +139,7 @@ def observing(name: str) -> ModuleType | str:
 
 
 def check_plain_causal(layer: KVLayer, mask: Tensor | None, count: int, length: int | None = None) -> None:
-    """Raise NotServed unless the step is plain causal attention, which a sliding window may limit, as kernels require.
+    """Raise NotServed unless a step is what kernels compute: causal attention, possibly within a sliding window.
 
     Args:
         length: number of tokens, padding included, up to which later steps must be served too; None: only this step.

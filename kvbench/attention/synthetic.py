@@ -258,7 +258,7 @@ def random_factors(
 
 
 def elements(form: Format, codes: Tensor) -> Tensor:
-    """Return the elements for which codes stand, before their factor, in fp32.
+    """Return the elements for which codes stand, before multiplication by their factor, in fp32.
 
     Args:
         form: a format with factors; not ``folded``, whose elements depend on the factor.

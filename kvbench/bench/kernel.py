@@ -305,7 +305,7 @@ HEAD = (
 
 
 def per_byte(row: Row, rows: list[Row]) -> float | None:
-    """Return the time per byte read, relative to that of :data:`BASE` at the same point by the same kernel, or None."""
+    """Return the time per byte read, divided by that of :data:`BASE` for the same point and kernel; None if unknown."""
     bases = [other for other in timed_alike(row, rows) if other["format"] == BASE]
     if not bases or not row.get("us"):
         return None

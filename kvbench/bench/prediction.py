@@ -90,7 +90,7 @@ class Case:
     args: argparse.Namespace
 
     def kv(self, view: View, at: int) -> KVBytes:
-        """Return the bytes of one sequence's keys and values in all layers, at a number of tokens."""
+        """Return the bytes of one sequence's keys and values in all layers when it has `at` tokens."""
         return sequence_bytes(self.shape, self.method, at, prompt=self.context, view=view)
 
     @property

@@ -360,7 +360,7 @@ class KVCache(Cache):
         """The kernels that have computed attention in decode steps, joined by ``+``; ``none`` before any step.
 
         Examples are ``cuda``, ``triton`` and ``reference (REASON)``, where REASON says why no kernel could be used. On
-        a GPU, ``packing by torch (REASON)`` and its like follow if no kernel did other work on tokens.
+        a GPU, entries such as ``packing by torch (REASON)`` follow for other work that no kernel did.
         """
         paths = {path for layer in self.kv_layers for path in layer.paths} - {"packed"}
         others = {work for layer in self.kv_layers for segment in layer.segments() for work in segment.by_torch}

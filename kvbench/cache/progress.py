@@ -97,7 +97,7 @@ class RopePositions:
         return torch.where(which > 0, columns + offsets[which], 0)
 
     def shift(self, by: Sequence[int]) -> None:
-        """Shift the tokens of each row by so many columns, behind new padding; their position ids do not change.
+        """Shift the tokens of each row right by a number of columns, behind new padding; position ids do not change.
 
         Needed after a rollback in which rows lose different numbers of tokens: rows that lose more get more padding on
         the left.

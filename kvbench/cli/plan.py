@@ -213,7 +213,7 @@ def begin() -> None:
 def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
     """Write the outcome of a job to a JSON file in the folder of the sweep.
 
-    It has ``status``, ``number``, ``overrides``, ``message`` and, if the job has any, ``metrics``.
+    The file has ``status``, ``number``, ``overrides``, ``message`` and, if the job has any, ``metrics``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**outcome, "sweep": os.environ.get(TOKEN)}, indent=1, sort_keys=True) + "\n"

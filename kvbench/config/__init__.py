@@ -1,1 +1,1 @@
-"""A run's configuration as typed data, and its requirements of the machine."""
+"""A run's configuration as typed data, and checks that the machine has what it requires."""

@@ -74,7 +74,7 @@ class CapturedRounds(Engine):
 
     Attributes:
         draft: the pass that drafts one token.
-        verifications: for each gamma that has been used, the pass that verifies so many drafts.
+        verifications: for each gamma that has been used, the pass that verifies that number of drafts.
     """
 
     def __init__(

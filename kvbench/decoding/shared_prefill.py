@@ -1,7 +1,7 @@
 """One prefill for several methods: the prompt is read once, and each method places the same keys and values.
 
 This is possible for methods whose prompt tokens attend in full precision: every layer then computes the same keys,
-values and attention, whatever the method. A cache of its own (:class:`_ReaderLayer`) reads the prompt and keeps the
+values and attention, whatever the method. A separate cache (:class:`_ReaderLayer`) reads the prompt and keeps the
 keys and values of each layer, and what methods want to observe of the prompt's attention. Later each method's cache is
 filled from these, one after another, so that only one of them is in memory at a time.
 """

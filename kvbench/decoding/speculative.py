@@ -1,16 +1,16 @@
 """Speculative decoding with one model: gamma drafts, one verification of gamma + 1 tokens, rollback by length.
 
-Source: Tiwari et al., "QuantSpec" (2025), Algorithm 1. Where its text leaves details open, this implementation flushes
-the buffer between rounds and of confirmed tokens only, verifies with gamma + 1 distributions, lets rows of a batch
-accept different numbers of tokens, and handles an end-of-sequence token among the drafts.
+Source: Tiwari et al., "QuantSpec" (2025), Algorithm 1. Where its text leaves details open, this implementation packs
+confirmed tokens only, and between rounds; verifies with gamma + 1 distributions; lets rows of a batch accept different
+numbers of tokens; and handles an end-of-sequence token among the drafts.
 
 Acceptance. Greedy: the longest prefix that the target would have chosen itself. Sampled: Leviathan et al., "Fast
 Inference from Transformers via Speculative Decoding" (2023), Algorithm 1: a draft g, drawn from the distribution q, is
 accepted with probability min(1, p(g)/q(g)), where p is the target's distribution; after a rejection the token is drawn
 from norm(max(p - q, 0)). Given what the cache holds in each round, greedy output thus equals the target's own, and
-sampled output has its distribution. A target that packs tokens packs them between rounds, hence at other points than
-without drafts (gamma = 0), and for that reason alone its tokens may differ. :func:`replay` decodes without drafts but
-packs at the same points, to check.
+sampled output has its distribution. But tokens are packed between rounds, so not at the same points of the text as
+without drafts (gamma = 0); for this reason alone, the output may differ from that of decoding without drafts. To check
+this, :func:`replay` decodes without drafts and packs at the same points.
 """
 
 from __future__ import annotations

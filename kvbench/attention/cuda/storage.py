@@ -196,9 +196,9 @@ NO_BYTES = ByteTable((0,) * 4, 0.0, 0.0)
 def byte_table(channels: int) -> ByteTable:
     """Return the table of bytes of the levels of 3 bits, in the order of :func:`codebook_levels`.
 
-    Levels come in pairs of opposite sign, so they are rounded to odd multiples of half a step, with the step of which
-    the mean squared error is least. It is 7e-4 of the levels' root mean square: there are four magnitudes only, and one
-    step suits all of them. Squares are multiplied by a factor and rounded to integers up to 255; the factor is the
+    Levels come in pairs of opposite sign, so they are rounded to odd multiples of half a step, with the step that
+    gives the least mean squared error. It is 7e-4 of the levels' root mean square: there are four magnitudes only, and
+    one step suits all of them. Squares are multiplied by a factor and rounded to integers up to 255; the factor is the
     one with the least error of a token's sum.
     """
     import torch

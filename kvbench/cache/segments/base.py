@@ -24,7 +24,7 @@ class FullSegment(Segment):
 
     Args:
         capacity: number of tokens per row to allocate for; the buffer grows if it is exceeded.
-        slack: when the buffer has to grow, the least number of further tokens for which it then has room.
+        slack: least number of tokens for which the buffer has spare room after it had to grow.
     """
 
     packed = False
