@@ -1,4 +1,4 @@
-"""Attention of many known tokens in one pass, each of which sees the others in the form that they had at its turn.
+"""Attention of many known tokens in one pass, with the result of decoding them one by one.
 
 When the likelihood of a text is measured, all its tokens are known in advance. Most methods pack or drop a token after
 a number of tokens that is known in advance too (``Method.demotions``). A pass over many tokens then need not go token

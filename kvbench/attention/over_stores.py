@@ -1,4 +1,4 @@
-"""Attention of new tokens over all tokens that a layer stores: in decode steps, and in prompts stored as they come."""
+"""Attention of new tokens over all tokens that a layer stores: in decode steps, and in quantized prefill."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def visible(layer: KVLayer, mask: Tensor | None) -> bool:
 
 
 def attend_ragged_rows(layer: KVLayer, rows: slice, query: Tensor, most: int, scaling: float, logits: Logits) -> Tensor:
-    """Compute the attention of some rows; arguments as for :func:`attend_ragged`, and the tokens of a block, `most`."""
+    """Compute the attention of some rows in blocks of `most` tokens; other arguments as for :func:`attend_ragged`."""
     q, upper = grouped(layer, query, scaling), layer.progress.upper
     merge = Merge(layer, q, query.shape[1], logits)
     for block in span_blocks(layer, rows, most):

@@ -144,7 +144,7 @@ def unread(rows: Rows, form: Format, channels: int) -> str | None:
 def misfit(
     query: Tensor, work: Work, heads: Container[int], keys: Rows, values: Rows, *, widening: bool = False
 ) -> str | None:
-    """Return why a kernel cannot serve a step, as far as its lists say, or None if they have all that the step needs.
+    """Return why a kernel cannot serve a step according to its lists of formats, or None if they allow the step.
 
     Args:
         heads: channels of a head that the kernel takes.

@@ -45,7 +45,7 @@ def check_served(model: PreTrainedModel) -> None:
 
 
 def check_speculation(speculation: Any, kinds: Sequence[LayerKind], name: str) -> None:
-    """Raise ModelError if a method speculates on a hybrid model, whose layers cannot take rejected tokens back."""
+    """Raise ModelError if a method speculates on a hybrid model, whose layers cannot remove rejected tokens."""
     if speculation is not None and any(kind.states for kind in kinds):
         raise ModelError(
             f"{name} has layers with a state of fixed size (linear attention, Mamba or convolution), which cannot go "

@@ -57,7 +57,7 @@ class Format:
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of the parameters of one group, without cross factors: two of them, or one factor."""
+        """Bytes of the parameters of one group (two parameters, or one factor), without cross factors."""
         if self.kind == "full":
             return 0
         return SCALE_BYTES[self.scale] * (1 if self.kind in FACTORED else 2)

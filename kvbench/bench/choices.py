@@ -183,7 +183,7 @@ def point_preset(command: str) -> dict[str, Any]:
 
 
 def add_point_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``tpot``, ``prefill`` and ``memory``: the fields of ``dataset=efficiency``, and the others.
+    """Add the options of ``tpot``, ``prefill`` and ``memory``: the fields of ``dataset=efficiency``, and more.
 
     The three commands measure the same points; they differ in their defaults and in the columns of their tables.
     """

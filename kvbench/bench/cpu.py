@@ -271,7 +271,7 @@ def decode_logits(model: Any, cache: Any, batch: int) -> Any:
 
 
 def perplexity(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]]:
-    """Measure the likelihood of a window of 2,048 tokens, fed as decoding would feed it."""
+    """Measure the time of the likelihood of 2,048 tokens, computed as in decoding token by token."""
     for name in chosen(args, "perplexity"):
         setting, built = name.rpartition(" ")[2], models(tiny=False)
         contenders = {

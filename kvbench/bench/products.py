@@ -68,7 +68,7 @@ class Way:
 
 
 def ways_of_16_bits(weights: list[Tensor], compiled: bool = False) -> Iterator[Way]:
-    """Yield the implementations for 16-bit weights ``[channels, columns]``, if `compiled` torch.compile's too."""
+    """Yield the implementations for 16-bit weights ``[channels, columns]``; with `compiled`, also torch.compile's."""
     size = weights[0].numel() * weights[0].element_size()
     yield Way("kvbench", 16, matvec.launch_matvec, weights, size, OURS)
     yield Way("torch (library)", 16, nn.functional.linear, weights, size)

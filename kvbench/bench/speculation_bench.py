@@ -285,7 +285,7 @@ class SpeculationBench:
         )
 
     def tokens(self, blocks: int) -> int:
-        """Return how many tokens to decode for `blocks` blocks, each up to a round longer, and for rounds not timed."""
+        """Return how many tokens to decode to time `blocks` blocks; it allows for longer blocks and untimed rounds."""
         return blocks * (self.args.tokens + LONGEST) + (arithmetic.SKIPPED + 2) * LONGEST
 
     def sampling(self, point: SpeculationPoint) -> Sampling:

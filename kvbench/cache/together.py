@@ -1,4 +1,4 @@
-"""Drops of tokens that are due, in all layers of a cache at once, and copies of new tokens to a draft's cache."""
+"""Dropping of due tokens in all layers of a cache at once, and copying of new tokens to a draft's cache."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def find_run(stores: Sequence[RunStore], name: str) -> RunStore:
 
 
 def results_above(runs: Path) -> Path:
-    """Return the folder of the papers' items and the sweeps: the nearest ``results`` above `runs`, or its parent."""
+    """Return the folder of the papers' numbers and the sweeps: the nearest ``results`` above `runs`, or its parent."""
     return next((folder for folder in runs.absolute().parents if folder.name == "results"), runs.parent)
 
 

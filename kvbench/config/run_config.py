@@ -47,7 +47,7 @@ class RunConfig:
 
 
 def checked_config(config: Mapping[str, Any]) -> RunConfig:
-    """Check a composed configuration, the keys of each group by the group's name, and return it as typed data.
+    """Check a composed configuration (group names, each with its keys and values), and return it as typed data.
 
     Raises:
         ConfigError: a key, value or combination is wrong; the error describes the first one found.

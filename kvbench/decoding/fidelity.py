@@ -55,7 +55,7 @@ class FinalStates:
         self.taken.clear()
 
     def last(self, batch: int) -> Tensor:
-        """Return the states of the newest passes that together have `batch` rows, ``[batch, n, d]``, and clear.
+        """Return the states of the newest passes that together have `batch` rows, ``[batch, n, d]``; then forget all.
 
         A prefill may take several passes: over groups of rows, or over chunks of a prompt, of which the last counts.
 

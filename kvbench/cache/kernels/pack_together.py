@@ -99,7 +99,7 @@ def remaining(count: int, length: int, device: torch.device) -> Tensor:
 
 
 def families() -> tuple[ModuleType, ...]:
-    """Return the launchers of formats that have packing kernels of their own: the engines', OSCAR's and KVarN's.
+    """Return the launchers of formats that have packing kernels of their own: inference engines', OSCAR's, KVarN's.
 
     Each has ``KINDS``, ``kernel_form``, ``launch_pack`` and ``pack_group``. Imported here, since runs on a CPU never
     need them.
