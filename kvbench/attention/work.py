@@ -71,8 +71,8 @@ class Codebook:
         levels: levels of each row, fp32 ``[B, 2**bits]``.
         scale: factor on the levels, fp16: of each channel of all heads, ``[B, C]``, if the axis is ``channel``; of each
             token, ``[B, capacity]``, if it is ``token``.
-        offset: what is added to the product, likewise.
-        outliers: elements that are stored in full precision besides; None if there are none.
+        offset: number added to the product, in the shape of `scale`.
+        outliers: elements that are also stored, in full precision; None if there are none.
         stand_in: what the code of an outlier stands for, fp32: the dequantized element of each channel, ``[B, C]``, if
             the axis is ``channel``; the level, ``[B]``, if it is ``token``.
     """

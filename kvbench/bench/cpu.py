@@ -197,7 +197,7 @@ def dtype_label(dtype: Any) -> str:
 
 
 def models(tiny: bool) -> dict[str, Any]:
-    """Return a model with random weights in both arithmetics, with caches in bfloat16, by name of the arithmetic."""
+    """Return a random model once per arithmetic, by the arithmetic's name; the caches of both are in bfloat16."""
     import torch
     from transformers import AutoConfig
 

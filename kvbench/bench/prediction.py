@@ -286,7 +286,7 @@ def sequence_bytes(shape: Shape | CacheShape, method: Method, tokens: int, **mor
 
 
 def flat_numbers(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the numbers of a configuration, with those of its text model, which take precedence, on one level."""
+    """Return the numbers of a configuration on one level; those of its text model take precedence."""
     text = numbers.get("text_config")
     return {**numbers, **text} if isinstance(text, Mapping) else numbers
 

@@ -41,8 +41,8 @@ def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
 def copy_newest(layer: KVLayer, source: KVLayer, counts: Sequence[int]) -> None:
     """Append the newest tokens of one layer to another one, in the basis and with the positions of the latter.
 
-    `layer` belongs to the draft's cache. `source`, the same layer of the target's, still holds these tokens in full
-    precision. Of each row, ``counts[row]`` tokens are copied.
+    `layer` belongs to the draft's cache. `source`, the same layer of the target's cache, still holds these tokens in
+    full precision. Of each row, ``counts[row]`` tokens are copied.
     """
     sides: tuple[Side, Side] = ("key", "value")
     for side, store, source_store in zip(sides, layer.stores(), source.stores(), strict=True):

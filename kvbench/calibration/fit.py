@@ -184,7 +184,7 @@ def fit_values(
 ) -> SideFit:
     """Fit KVQuant's codebooks to the values of a layer, each token normalised by the quantiles of its own elements.
 
-    There are no thresholds to fit, because at run time each token again gets its own.
+    There are no thresholds to fit, because each token gets its own at run time.
 
     Args:
         x: values of N tokens, fp32 ``[N, C]``.

@@ -1,4 +1,4 @@
-"""Teacher-forced steps as replays of a CUDA graph: the likelihood of a text whose tokens must go one by one.
+"""Teacher-forced steps as replays of a CUDA graph: the likelihood of a text that must be read token by token.
 
 Each step gets the text's next token, and adds the negative log-likelihood of the one after it to a sum in device
 memory. The host never waits for a step, and no logits are kept.

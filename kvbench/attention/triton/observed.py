@@ -75,7 +75,7 @@ def attend(query: Tensor, work: Work, scaling: float, launch: Launch | None = No
     Args:
         query: copied if its channels are not contiguous. New token i sees all slots except the newest q - 1 - i.
         work: :func:`refuses` must have returned None for it. ``work.received`` gets the attention that every token
-            receives from every new one; what it holds behind the last token is left as it is.
+            receives from every new one; its contents behind the last token do not change.
     """
     assert work.received is not None
     received, launch = work.received.buffer, launch or LAUNCH

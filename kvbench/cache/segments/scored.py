@@ -17,8 +17,8 @@ class ScoredSegment(FullSegment):
     The attention of a step is held back at first (:meth:`observe`) and added to the scores later (:meth:`commit`).
     Until then, a rollback can still remove the step's tokens together with the attention that they gave.
 
-    Heads keep different tokens, so the number of each token within its text is stored too, its *place*. Both lie in
-    device memory: a captured step drops tokens without the host's knowing which.
+    Heads keep different tokens, so the number of each token within its text is stored too, its *place*. Scores and
+    places are in device memory, because in a captured step the host does not know which tokens are dropped.
 
     The arguments are those of :class:`FullSegment`.
     """
