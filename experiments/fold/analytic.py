@@ -212,11 +212,7 @@ def shares(
 ) -> list[Verdict]:
     """Return Figure 5's claims, judged at the shortest and the longest of `contexts`, and at all of them.
 
-    Args:
-        model: the model.
-        table: speed-up by row and context.
-        contexts: the contexts.
-        computed: False for measured speed-ups.
+    `table` has the speed-ups by row and context; they are measured unless `computed`.
     """
     first, last = contexts[0], contexts[-1]
     short = table["weights only", first] - table["KV cache only", first]
