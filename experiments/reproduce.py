@@ -6,15 +6,14 @@ anew, which takes minutes, and kept in :data:`EXPECTED`), what was measured here
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments import check, stored
-from experiments.checks.rules import Block
+from experiments import stored
+from experiments.checks.rules import Block, write_blocks
 from experiments.data import Plan
 from experiments.draw.table import amount, because
 from experiments.fold.cells import Verdict
@@ -186,10 +185,7 @@ def main(items: Sequence[Item], write: bool = False, again: bool = False) -> int
     if not write:
         print(reproduce_block(items).text)
         return 0
-    lost = check.check_documents([reproduce_block(items)], ROOT, write=True).lost
-    for place in lost:
-        print(f"error: {place}", file=sys.stderr)
-    return 1 if lost else 0
+    return write_blocks([reproduce_block(items)], ROOT)
 
 
 def reproduce_block(items: Sequence[Item]) -> Block:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
-from experiments import quickstart
 from experiments.checks.rules import MIB, Block, Rule, Text, spread
-from experiments.stored import csv_rows, grid, load_result_json, one
+from experiments.stored import ROOT, content, csv_rows, grid, load_result_json, markdown_table, one
 from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.load import load_method
+from kvbench.results import record
+from kvbench.results.columns import COLUMNS
+from kvbench.results.load import SIDE_BY_SIDE
+from kvbench.results.notes import notes
+from kvbench.results.tables import table_grid
 
 PAGE, FAQ = "docs/methods.md", "docs/faq.md"
 SENSITIVITY, PERPLEXITY = "results/tiny/sensitivity.json", "results/tiny/perplexity.json"
@@ -16,7 +25,14 @@ OSCAR_RUNS, KEEP_RUNS, KEEP_SCORES = (f"results/tiny/ablations/{name}.csv" for n
 ACCEPTANCE = "results/quantspec/acceptance-tiny-float32-t0.json"
 EQUALITY, EQUAL_PAGE = "results/quantspec/equality.json", "results/quantspec/equality.md"
 BYTES = "kvbench.methods.bytes"
+QUICKSTART = "results/quickstart"
 REPORT, REPORT_PAGE = "results/report/page.json", "docs/report.md"
+#: presets of conf/experiment/quickstart, as the Makefile names them
+PRESETS = ("fp16", "kivi4", "kivi2", "atom4")
+#: columns of a table of runs that README.md shows, beside those of the tasks
+SHOWN = ("", "mean", "KV", "ratio", "peak", "TTFT", "TPOT")
+#: headings of the table that README.md says in other words
+NAMES = {"mean": "**mean**", "ratio": "KV bytes, fp16's to them"}
 #: lines of the table of ``keep``, and names of the runs
 KEEP = {
     "keep=1 quantizer=int4": "keep int4 keep=1",
@@ -41,7 +57,7 @@ OSCAR = {
 
 def method_rules() -> Iterator[Rule]:
     """Yield the rules."""
-    yield Block("README.md", quickstart.readme_block(), quickstart.FOLDER, "results")
+    yield Block("README.md", readme_block(), QUICKSTART, "results")
     yield Block(PAGE, sensitivity(), SENSITIVITY, "sensitivity")
     yield Block(PAGE, oscar(), OSCAR_RUNS, "oscar")
     yield Block(PAGE, keep_method_table(), f"{KEEP_RUNS}, {KEEP_SCORES}", "keep")
@@ -49,6 +65,57 @@ def method_rules() -> Iterator[Rule]:
     yield Block(REPORT_PAGE, report(), REPORT, "report")
     for sentences in (_small, _equality):
         yield from sentences()
+
+
+def quickstart_records(root: Path = ROOT) -> dict[str, dict[str, Any]]:
+    """Return the kept records by preset, with today's defaults for keys that were added later."""
+    return {name: record.fill_defaults(content(root / QUICKSTART / name / "metrics.json")) for name in PRESETS}
+
+
+def machine(runs: Sequence[Mapping[str, Any]], root: Path = ROOT) -> str:
+    """Return when, where and with which code and packages the kept runs were made, in one sentence."""
+    about = content(root / QUICKSTART / "about.json")
+    env = runs[0]["env"]
+    return (
+        f"One run of `make run` on {about['date']}, {about['seconds']:.0f} s: {env['cpu_count']} processors "
+        f"({env['cpu']}), Python {env['python']}, torch {env['torch']}, transformers {env['transformers']}, commit "
+        f"{env['commit'][:8]}; its records are in [{QUICKSTART}]({QUICKSTART}/README.md)."
+    )
+
+
+def readme_block(root: Path = ROOT) -> str:
+    """Return what stands between the marks of README.md's first table."""
+    runs = list(quickstart_records(root).values())
+    header, body = table_grid(runs)
+    lines: list[list[str]] = []
+    kv: list[str] = []
+    others = {column.name for column in COLUMNS}.difference(SHOWN)
+    for number, name in enumerate(header[1:], start=1):
+        if name in others:
+            continue
+        shown = [row[number] for row in body]
+        texts = [cell.main + (f" ({cell.detail})" if cell.detail else "") for cell in shown]
+        label = NAMES.get(name, name)
+        if name == "ratio":  # beside the bytes
+            lines[-1] = [label, *map(", ".join, zip(kv, texts, strict=True))]
+            continue
+        kv = texts
+        if name == "mean":
+            label += f" (n = {runs[0]['mean']['n']})"
+        lines.append([label, *texts])
+    with mock.patch.dict(os.environ, {SIDE_BY_SIDE: "1"}):  # the others were the jobs beside each
+        said = [line for line in notes(runs) if line.startswith("±") or "other jobs" in line or "code" in line]
+    below = " ".join([machine(runs, root), *(f"{line.partition('; set ')[0]}." for line in said)])
+    return (
+        "\n".join(
+            [
+                *markdown_table(["", *(row[0].main for row in body)], lines),
+                "",
+                textwrap.fill(below, 120, break_long_words=False, break_on_hyphens=False),
+            ]
+        )
+        + "\n"
+    )
 
 
 def sensitivity() -> str:
@@ -120,7 +187,7 @@ def _small() -> list[Text]:
         next(cell for cell in load_result_json(ACCEPTANCE) if cell["gamma"] == 4),
     )
     cached, simulated = (spread(cells[f"{mode}/wikitext2/kivi int2"], factor=1) for mode in ("decode", "simulated"))
-    runs, page = quickstart.kept(), load_result_json(REPORT)
+    runs, page = quickstart_records(), load_result_json(REPORT)
     decode, prefill = (
         " to ".join(str(runs[name]["peak_bytes"][key] / MIB) for name in ("fp16", "kivi2"))
         for key in ("decode", "prefill")
@@ -137,9 +204,9 @@ def _small() -> list[Text]:
         Text(PAGE, OSCAR_RUNS, f"over {windows} windows of 512 prompt and 256 decoded tokens"),
         Text(PAGE, BYTES, f"A 7B model holds {sizes[0]} MiB at 4,096 tokens instead of {sizes[1]} (fp16: {sizes[2]}),"),
         Text(FAQ, PERPLEXITY, f"loses {cached} nats per token through the cache, and {simulated} in the simulation"),
-        Text(FAQ, quickstart.FOLDER, f"by a factor of {runs['kivi2']['kv_bytes']['ratio']} with KIVI at 2 bits"),
-        Text(FAQ, quickstart.FOLDER, f"the decode peak only from {decode} MiB"),
-        Text(FAQ, quickstart.FOLDER, f"the prefill peak from {prefill} MiB"),
+        Text(FAQ, QUICKSTART, f"by a factor of {runs['kivi2']['kv_bytes']['ratio']} with KIVI at 2 bits"),
+        Text(FAQ, QUICKSTART, f"the decode peak only from {decode} MiB"),
+        Text(FAQ, QUICKSTART, f"the prefill peak from {prefill} MiB"),
         Text(REPORT_PAGE, REPORT, f"A page of {page['runs']} made-up runs"),
         Text(REPORT_PAGE, REPORT, f"medians of {page['visits']} visits"),
     ]
@@ -147,14 +214,14 @@ def _small() -> list[Text]:
 
 def _equality() -> list[Text]:
     """Return the sentences about greedy answers with and without drafts."""
-    content = load_result_json(EQUALITY)
-    equal, prompts = (sum(row[key] for row in content["rows"]) for key in ("equal", "prompts"))
+    stored = load_result_json(EQUALITY)
+    equal, prompts = (sum(row[key] for row in stored["rows"]) for key in ("equal", "prompts"))
     said_of = [
-        f"{prompts} runs; {content['refused']} drafts were rejected in total.",
-        f"Smallest gap between the two best logits: {content['smallest_gap']}.",
+        f"{prompts} runs; {stored['refused']} drafts were rejected in total.",
+        f"Smallest gap between the two best logits: {stored['smallest_gap']}.",
     ]
-    if "again" in content:
-        again = content["again"]["rows"]
+    if "again" in stored:
+        again = stored["again"]["rows"]
         same, runs = (sum(row[key] for row in again) for key in ("equal", "prompts"))
         said_of += [f"Made again on 2026-11-22 with {again[0]['prompts']} prompts: {same} of {runs} runs equal."]
     return [

@@ -98,54 +98,25 @@ def _claims() -> list[Text]:
     alone, nibbles = ", ".join(map(to_fp16, ("kivi 4", "logquant 4", "atom 4"))), to_fp16("quantspec (both nibbles)")
     kvquant4 = "kvquant 4, 1% outliers"
     n, of_all = (f"(n = {row['mean']['n']})" for row in (setting("kivi 4"), setting(kvquant4, ALL)))
-    return [
-        Text(
-            PAGE, f"{SCORES}, {ALL}", f"two nibbles) | {alone} {n}; {to_fp16(kvquant4, ALL)} {of_all}; {nibbles} {n} |"
-        ),
-        Text(
-            PAGE,
-            PAIRS,
-            f"beat keys per token (2 bits, same bytes) | {pair_with_count(kivi, 'kivi 2, key per token')} |",
-        ),
-        Text(
-            PAGE, PAIRS, f"(2 bits; {mine} MiB against KIVI's {its} with groups of 64) | {pair_with_count(*even)}; by"
-        ),
-        Text(PAGE, PAIRS, f"; by task {versus(*even, by='by_task')} | not shown: {mean['diff'] / mean['stderr']} "),
-        Text(
-            PAGE,
-            PAIRS,
-            f"of 32 ({larger} MiB, {100 * (larger / own - 1)} % more) | {pair_with_count(logquant, kivi)} |",
-        ),
-        Text(
-            PAGE,
-            PAIRS,
-            f"QuantizedCache (hqq; quanto) | {versus(logquant, hqq)}; {pair_with_count(logquant, quanto)} |",
-        ),
-        Text(PAGE, PAIRS, f"released code has them | {both(keys, hqq, quanto)} | holds"),
-        Text(PAGE, PAIRS, f"the newest, keys per token) | {both(keys, stream, streamed)} |"),
-        Text(
-            PAGE,
-            PAIRS,
-            f"PartialLogQuant loses little (LogQuant less Partial) | {pair_with_count(logquant, partial)} |",
-        ),
-        Text(
-            PAGE,
-            PAIRS,
-            f"beats evicting (same bytes) | {pair_with_count(logquant, 'logquant evict, bytes of logquant 2')} |",
-        ),
-        Text(PAGE, PAIRS, f"SnapKV, H2O at KIVI's bytes | {', '.join(map(str, gained))} (± {error}) |"),
-        Text(PAGE, PAIRS, f"(Cocktail {of_mine} MiB, KIVI {of_kivi}) | {pair_with_count(cocktail, kivi)} |"),
-        Text(
-            PAGE, PAIRS, f"at 2 bits ({atoms} MiB) | {pair_with_count(cocktail, atom)} | holds, at {over_atom} % more"
-        ),
-        Text(PAGE, PAIRS, f"keys per token, {mixed} MiB, KIVI {fours}) | {pair_with_count(per_token, 'kivi 4')} |"),
-        Text(
-            PAGE, PAIRS, f"random chunks | {pair_with_count(*chunks)}; 15/35/50: {pair_with_count(per_token, random)} |"
-        ),
-        Text(
-            PAGE, PAIRS, f"({small} MiB against {large}) | {pair_with_count(*outliers)} | as good, with {fewer} % fewer"
-        ),
-    ]
+    pairs = (
+        f"beat keys per token (2 bits, same bytes) | {pair_with_count(kivi, 'kivi 2, key per token')} |",
+        f"(2 bits; {mine} MiB against KIVI's {its} with groups of 64) | {pair_with_count(*even)}; by",
+        f"; by task {versus(*even, by='by_task')} | not shown: {mean['diff'] / mean['stderr']} ",
+        f"of 32 ({larger} MiB, {100 * (larger / own - 1)} % more) | {pair_with_count(logquant, kivi)} |",
+        f"QuantizedCache (hqq; quanto) | {versus(logquant, hqq)}; {pair_with_count(logquant, quanto)} |",
+        f"released code has them | {both(keys, hqq, quanto)} | holds",
+        f"the newest, keys per token) | {both(keys, stream, streamed)} |",
+        f"PartialLogQuant loses little (LogQuant less Partial) | {pair_with_count(logquant, partial)} |",
+        f"beats evicting (same bytes) | {pair_with_count(logquant, 'logquant evict, bytes of logquant 2')} |",
+        f"SnapKV, H2O at KIVI's bytes | {', '.join(map(str, gained))} (± {error}) |",
+        f"(Cocktail {of_mine} MiB, KIVI {of_kivi}) | {pair_with_count(cocktail, kivi)} |",
+        f"at 2 bits ({atoms} MiB) | {pair_with_count(cocktail, atom)} | holds, at {over_atom} % more",
+        f"keys per token, {mixed} MiB, KIVI {fours}) | {pair_with_count(per_token, 'kivi 4')} |",
+        f"random chunks | {pair_with_count(*chunks)}; 15/35/50: {pair_with_count(per_token, random)} |",
+        f"({small} MiB against {large}) | {pair_with_count(*outliers)} | as good, with {fewer} % fewer",
+    )
+    three_and_all = f"two nibbles) | {alone} {n}; {to_fp16(kvquant4, ALL)} {of_all}; {nibbles} {n} |"
+    return [Text(PAGE, f"{SCORES}, {ALL}", three_and_all), *(Text(PAGE, PAIRS, sentence) for sentence in pairs)]
 
 
 def _sentences() -> list[Text]:

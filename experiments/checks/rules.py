@@ -1,12 +1,14 @@
-"""Rules: what a document must show, a sentence with its figures or what a program writes, and from which file."""
+"""Rules: what a document must show, a sentence or what a program writes, from which file; documents held to them."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from experiments.stored import Row
+from experiments.stored import ROOT, Row
 
 KI, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -148,3 +150,82 @@ def _line_places(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
     for line in text[start:stop].splitlines(keepends=True):
         yield start, start + len(line.rstrip("\n"))
         start += len(line)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A place where a document and a file differ; `line` counts from 1."""
+
+    document: str
+    line: int
+    shown: str
+    wanted: str
+    source: str
+
+    def __str__(self) -> str:
+        shown, wanted = (text.split("\n")[0] + (" ..." if "\n" in text else "") for text in (self.shown, self.wanted))
+        return f"{self.document}:{self.line}: shows {shown}, {self.source} gives {wanted}"
+
+
+@dataclass
+class Checked:
+    """The outcome of a comparison.
+
+    Attributes:
+        differences: numbers that differ from their file.
+        lost: rules whose place is not in the document, or whose figures are not in the file.
+        covered: for each document the characters (offsets) of the numbers and lines that a rule covers.
+    """
+
+    differences: list[Difference] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    covered: dict[str, set[int]] = field(default_factory=dict)
+
+
+def check_documents(wanted: Iterable[Rule], root: Path = ROOT, write: bool = False) -> Checked:
+    """Compare the documents below `root` with the files, by these rules; `write` what the files give into them."""
+    outcome, grouped = Checked(), dict[str, list[Rule]]()
+    try:
+        for rule in wanted:
+            grouped.setdefault(rule.document, []).append(rule)
+    except (LookupError, OSError) as error:
+        outcome.lost.append(f"{type(error).__name__}: {error}")
+    for document, mine in grouped.items():
+        text = (root / document).read_text(encoding="utf-8")
+        changes: dict[tuple[int, int], tuple[str, str]] = {}
+        covered = outcome.covered[document] = set()
+        for rule in mine:
+            try:
+                places = rule.find(text)
+            except NotFound as error:
+                outcome.lost.append(str(error))
+                continue
+            for place in places:
+                covered.update(range(place.start, place.stop))
+                new = _wanted(text, place)
+                if new is not None:
+                    changes[place.start, place.stop] = (new, place.source)
+        for (start, stop), (right, source) in sorted(changes.items()):
+            line = text.count("\n", 0, start) + 1
+            outcome.differences.append(Difference(document, line, text[start:stop], right, source))
+        if write and changes:
+            for (start, stop), (right, _) in sorted(changes.items(), reverse=True):
+                text = text[:start] + right + text[stop:]
+            (root / document).write_text(text, encoding="utf-8")
+    return outcome
+
+
+def _wanted(text: str, place: Shown) -> str | None:
+    """Return what the document should show at a place; None if it does."""
+    shown = text[place.start : place.stop]
+    if isinstance(place.value, str):
+        return None if shown == place.value else place.value
+    return None if agrees(shown, place.value) else like(shown, place.value)
+
+
+def write_blocks(blocks: Iterable[Block], root: Path = ROOT) -> int:
+    """Write what programs write into their documents; return the exit status: 1 if a document has lost its marks."""
+    lost = check_documents(blocks, root, write=True).lost
+    for place in lost:
+        print(f"error: {place}", file=sys.stderr)
+    return 1 if lost else 0

@@ -11,6 +11,9 @@ MODELS = (
     Model("longchat-7b", "Longchat-7B"),
 )
 LLAMA = MODELS[:1]
+#: bounds of claims: a share less than the other row, and a score within a point of it
+LESS: dict[str, Any] = {"low": -100.0, "high": 0.0, "relative": True}
+ALIKE: dict[str, Any] = {"low": -1.0, "high": 1.0}
 AVERAGE = "Average"
 
 #: random prompts have no chunk that resembles the question: the widths are shares by rank

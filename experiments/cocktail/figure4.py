@@ -1,6 +1,6 @@
 """Cocktail, Figure 4: GPU memory of four models."""
 
-from experiments.cocktail.common import METHODS, MODELS, POINTS_CAPTION, point_column
+from experiments.cocktail.common import LESS, METHODS, MODELS, POINTS_CAPTION, point_column
 from experiments.item import Claim, Grid
 
 _NAME = "GPU memory"
@@ -24,9 +24,7 @@ ITEM = Grid(
             relative=True,
         ),
         *(
-            Claim(
-                f"Cocktail takes less memory than {name}", "Cocktail", name, _NAME, low=-100.0, high=0.0, relative=True
-            )
+            Claim(f"Cocktail takes less memory than {name}", "Cocktail", name, _NAME, **LESS)
             for name in ("Atom INT2", "KIVI INT4")
         ),
     ),

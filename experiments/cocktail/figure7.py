@@ -1,6 +1,6 @@
 """Cocktail, Figure 7: the thresholds' parameters alpha and beta."""
 
-from experiments.cocktail.common import LLAMA, QMSUM
+from experiments.cocktail.common import ALIKE, LLAMA, QMSUM
 from experiments.item import Claim, Grid, Group, Row
 
 _ALPHA, _BETA = (0.2, 0.4, 0.6, 0.8), (0.05, 0.1, 0.2, 0.3)
@@ -30,14 +30,7 @@ ITEM = Grid(
     claims=(
         Claim("a larger alpha is worse (0.2, 0.8)", "alpha 0.2", "alpha 0.8", _MEAN),
         Claim("a larger beta is better (0.3, 0.05)", "beta 0.3", "beta 0.05", _MEAN),
-        Claim(
-            "from some beta on nothing changes (0.3 within a point of 0.2)",
-            "beta 0.3",
-            "beta 0.2",
-            _MEAN,
-            low=-1.0,
-            high=1.0,
-        ),
+        Claim("from some beta on nothing changes (0.3 within a point of 0.2)", "beta 0.3", "beta 0.2", _MEAN, **ALIKE),
     ),
     draw="sweep",
     y="score, %",

@@ -62,13 +62,12 @@ def _draw_lines(item: Item, folded: Folded, pyplot: Any) -> Any:
             known = [(x, cell) for x, cell in cells if cell is not None and cell.ours is not None]
             if not known:
                 continue
-            style = {"color": COLOURS[number % 8], "marker": MARKERS[number % 8], "markersize": 4, "linewidth": 1.2}
-            xs, ys = [x for x, _ in known], [cell.ours for _, cell in known]
-            axes.errorbar(xs, ys, yerr=_errors([cell for _, cell in known]), capsize=2, label=row, **style)
+            _line(axes, known, row, number)
             ended = [x for x, cell in cells if cell is not None and cell.reason.startswith("out of memory")]
             if ended:
-                axes.plot([xs[-1], min(ended)], [ys[-1]] * 2, color=style["color"], linestyle=":", linewidth=1)
-                axes.plot(min(ended), ys[-1], marker="x", markersize=9, color=style["color"], linestyle="")
+                (x, last), colour = known[-1], COLOURS[number % 8]
+                axes.plot([x, min(ended)], [last.ours] * 2, color=colour, linestyle=":", linewidth=1)
+                axes.plot(min(ended), last.ours, marker="x", markersize=9, color=colour, linestyle="")
         positions = [h.x for h in headings if h.x is not None]
         if positions and min(positions) > 0 and max(positions) / min(positions) >= 16:
             axes.set_xscale("log", base=2)
@@ -87,6 +86,13 @@ def _draw_lines(item: Item, folded: Folded, pyplot: Any) -> Any:
         axes.grid(alpha=0.3)
     _legend(figure, panels)
     return figure
+
+
+def _line(axes: Any, points: Sequence[tuple[float | None, Cell]], label: str, number: int) -> None:
+    """Draw line `number` of a panel: cells with a number over their positions, with their standard errors."""
+    style = {"color": COLOURS[number % 8], "marker": MARKERS[number % 8], "markersize": 4, "linewidth": 1.2}
+    xs, cells = zip(*points, strict=True)
+    axes.errorbar(xs, [cell.ours for cell in cells], yerr=_errors(cells), capsize=2, label=label, **style)
 
 
 def count_text(x: float) -> str:
@@ -115,12 +121,7 @@ def _sweep(item: Item, folded: Folded, pyplot: Any) -> Any:
                 points.append((x, cell))
         points.sort(key=lambda point: point[0])
         if points:
-            style = {"color": COLOURS[number % 8], "marker": MARKERS[number % 8], "markersize": 4, "linewidth": 1.2}
-            label = name if len(folded.models) == 1 else f"{model}, {name}"
-            ys = [cell.ours for _, cell in points]
-            axes.errorbar(
-                [x for x, _ in points], ys, yerr=_errors([c for _, c in points]), capsize=2, label=label, **style
-            )
+            _line(axes, points, name if len(folded.models) == 1 else f"{model}, {name}", number)
         axes.set(xlabel=item.x or name, ylabel=_label(item, folded))
         axes.grid(alpha=0.3)
     if item.x or len(folded.models) > 1:

@@ -57,11 +57,9 @@ def analysis(
     """Return the analysis of a model: the stored one if it exists, else make it.
 
     Args:
-        model: the model.
         data: data sets; with ``--data mini`` the bundled tasks take their place.
         settings: name of a row -> its setting.
-        plan: the command line's choices; its limit replaces `prompts`.
-        prompts: prompts per data set.
+        prompts: prompts per data set, unless the plan has a limit.
         steps: decode steps of each prompt; ``--max-new-tokens`` shortens them.
     """
     steps = min(steps, plan.max_new_tokens or steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -71,21 +72,16 @@ def decoding(item: Computed, plan: Plan) -> Folded:
 
     folded = _intensities(item, plan, work)
     gpu = gpu_named(item.options["gpu"])
-    shares = []
-    for model in plan.models_of(item):
-        shape = shape_of(model.preset)
-        for batch in item.options["batches"]:
-            for context in item.options["contexts"]:
-                done = work(shape, batch, context)
-                seconds = {part: max(w.mops / gpu.bandwidth, w.flops / gpu.flops) for part, w in done.items()}
-                share = 100 * seconds["attention"] / (seconds["linear"] + seconds["attention"])
-                shares.append((model.title, batch, context, share))
-    text = "; ".join(
-        f"{title}, batch {batch}: "
-        + ", ".join(f"{share:.0f} % at {length(c)}" for t, b, c, share in shares if (t, b) == (title, batch))
-        for title, batch in dict.fromkeys((t, b) for t, b, *_ in shares)
-    )
-    note = f"Attention's share of the time of a step on an {gpu.name.upper()} (roofline): {text}."
+    by_batch = []
+    for model, batch in product(plan.models_of(item), item.options["batches"]):
+        shares = []
+        for context in item.options["contexts"]:
+            done = work(shape_of(model.preset), batch, context)
+            seconds = {part: max(w.mops / gpu.bandwidth, w.flops / gpu.flops) for part, w in done.items()}
+            share = 100 * seconds["attention"] / (seconds["linear"] + seconds["attention"])
+            shares.append(f"{share:.0f} % at {length(context)}")
+        by_batch.append(f"{model.title}, batch {batch}: {', '.join(shares)}")
+    note = f"Attention's share of the time of a step on an {gpu.name.upper()} (roofline): {'; '.join(by_batch)}."
     claim = "all decoding is memory-bound: the largest intensity"
     return replace(folded, verdicts=_sides(folded, gpu.ridge, claim, max), notes=[note])
 
@@ -164,12 +160,8 @@ def weights_or_kv(item: Computed, plan: Plan) -> Folded:
     """Return Figure 5 by a roofline: QuantSpec's speed-up with quantized keys and values, weights, or both."""
     options = item.options
     gpu = gpu_named(options["gpu"])
-    rates = [
-        float(line["acceptance_rate_pct"])
-        for line in published.published_lines("quantspec_table4")
-        if _of_quantspec(line)
-    ]
-    acceptance = fmean(rates) / 100
+    lines = [line for line in published.published_lines("quantspec_table4") if line["method"] == "QuantSpec"]
+    acceptance = fmean(float(rate) for line in lines if (rate := line["acceptance_rate_pct"])) / 100
     headings = [Heading(length(c), unit="x", x=float(c)) for c in options["contexts"]]
     cells, verdicts = [], []
     for model in plan.models_of(item):
@@ -220,11 +212,7 @@ def shares(
 ) -> list[Verdict]:
     """Return Figure 5's claims, judged at the shortest and the longest of `contexts`, and at all of them.
 
-    Args:
-        model: the model.
-        table: speed-up by row and context.
-        contexts: the contexts.
-        computed: False for measured speed-ups.
+    `table` has the speed-ups by row and context; they are measured unless `computed`.
     """
     first, last = contexts[0], contexts[-1]
     short = table["weights only", first] - table["KV cache only", first]
@@ -237,10 +225,6 @@ def shares(
     }
     more = {"n": 0 if computed else 1, "unit": unit_of("x"), "computed": computed}
     return [decided(text, model.title, gain, 0.0, float("inf"), **more) for text, gain in gains.items()]
-
-
-def _of_quantspec(line: Any) -> bool:
-    return line["method"] == "QuantSpec" and bool(line["acceptance_rate_pct"])
 
 
 def _titles(item: Computed, plan: Plan) -> list[str]:

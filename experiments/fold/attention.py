@@ -31,7 +31,7 @@ def attention_errors(item: Computed, plan: Plan) -> Folded:
         Heading("output error", unit="%", digits=2): lambda o, s: 100 * o.figures(s, "output_error"),
         Heading("dropped attention", unit="%", digits=2): lambda o, s: 100 * o.figures(s, "lost"),
     }
-    return _folded(item, plan, columns, {name: name for name in item.options["settings"]})
+    return _folded(item, plan, columns)
 
 
 def by_distance(item: Computed, plan: Plan) -> Folded:
@@ -51,7 +51,7 @@ def by_distance(item: Computed, plan: Plan) -> Folded:
         columns[heading] = share(slice(number, number + 1))
     columns[Heading("newest 128", unit="%", digits=3)] = share(newest)
     columns[Heading("128 and more", unit="%", digits=3)] = share(slice(newest.stop, None))
-    folded = _folded(item, plan, columns, {name: name for name in item.options["settings"]})
+    folded = _folded(item, plan, columns)
     empty = {cell.column for cell in folded.cells if cell.ours == 0.0} - {c.column for c in folded.cells if c.ours}
     return replace(  # no prompt is long enough for these distances
         folded,
@@ -70,7 +70,7 @@ def coverage(item: Computed, plan: Plan) -> Folded:
         columns[Heading(f"R = {length}", unit="1e-3", digits=3, x=float(length))] = _coverage_at(length)
     for length in lengths:
         columns[Heading(f"R = {length}, eq. 2", unit="1e-3", digits=3)] = _coverage_at(length, 3 * (length // 3))
-    return _folded(item, plan, columns, {name: name for name in item.options["settings"]}, settings)
+    return _folded(item, plan, columns, settings)
 
 
 def _coverage_at(length: int, count: int = 0) -> Figure:
@@ -84,17 +84,11 @@ def _folded(
     item: Computed,
     plan: Plan,
     columns: Mapping[Heading, Figure],
-    rows: Mapping[str, str],
     settings: Mapping[str, str] | None = None,
 ) -> Folded:
-    """Return the cells of all models.
+    """Return the cells of all models: a row for each of the item's settings, a column for each heading and its figure.
 
-    Args:
-        item: the item.
-        plan: the command line's choices.
-        columns: heading -> its figure.
-        rows: name of a row -> the setting's name that a figure is asked for.
-        settings: setting's name -> setting; None: those of the item.
+    `settings` are analysed, by name; None: those of the item.
     """
     options, models = item.options, plan.models_of(item)
     chosen, size = settings or options["settings"], {key: options[key] for key in ("prompts", "steps")}
@@ -103,20 +97,20 @@ def _folded(
     numbers: Numbers = {}
     for model in models:
         made = analyses[model.title]
-        for row, setting in rows.items():
+        for row in options["settings"]:
             for heading, figure in columns.items():
                 paper = _published(item, plan, model, row, heading)
                 place = (model.title, row, heading.name)
                 if made.outcome is None:
                     cells.append(Cell(*place, paper=paper, reason=made.reason))
                     continue
-                own = numbers[place] = figure(made.outcome, setting)
+                own = numbers[place] = figure(made.outcome, row)
                 base = None if row == options["base"] else numbers.get((model.title, options["base"], heading.name))
                 gap = None if base is None else mean_and_error(own - base)
                 cells.append(mean_cell(place, *mean_and_error(own), len(own), gap, paper=paper, runs=(made.id,)))
     return Folded(
         list(columns),
-        list(rows),
+        list(options["settings"]),
         [model.title for model in models],
         cells,
         verdicts=[_judged(item, plan, claim, model, numbers) for model in models for claim in options["claims"]],

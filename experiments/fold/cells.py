@@ -163,11 +163,8 @@ def mean_cell(
 
     Args:
         place: model, row and column.
-        mean: the number.
-        stderr: its standard error; None or NaN where it has none.
-        n: number of prompts.
+        stderr: standard error of the mean; None or NaN where it has none.
         base: paired difference to the base and its standard error; None without a base.
-        more: further fields of the cell.
     """
     known = known_error(stderr)
     if base is not None:

@@ -22,7 +22,7 @@ from kvbench.config.setting import parse_setting
 from kvbench.profiling.roofline import Shape
 from kvbench.tasks.efficiency import point_id
 
-FOLDER = Path(__file__).resolve().parents[2] / "results" / "h200" / "speculation"
+FOLDER = stored.ROOT / "results" / "h200" / "speculation"
 #: figures of columns with such speeds; no run of kvbench's data sets has them
 FIGURES = ("forced_speedup", "forced_rate", "forced_peak")
 COMMAND = "python -m kvbench.bench speculation"
@@ -60,7 +60,7 @@ def forced_speeds(folder: Path) -> Mapping[Key, Source]:
             source = _speed_source(path, content, row)
             key = (shape_of(row["model"]), row["case"], row["context"], row["batch"])
             known = by_key.get(key)
-            if known is None or not known.rows or _speedup(source) is not None:
+            if known is None or not known.rows or _forced(source).get("speedup") is not None:
                 by_key[key] = source
     return by_key
 
@@ -73,7 +73,8 @@ def _speed_source(path: Path, content: Mapping[str, Any], row: Mapping[str, Any]
         return Source({}, (path.name,), f"{row['status']} on {device}")
     plain = plain_ms(content["rows"], (row["model"], row["batch"], row["context"]))
     speedup = None if plain is None else plain / one["ms"]
-    forced = {"speedup": speedup, "tokens_per_s": 1e3 * row["batch"] / one["ms"], "peak": row.get("peak")}
+    best = f"acceptance {content['at']:g}, gamma {one['gamma']}" if "gamma" in one else ""
+    forced = {"speedup": speedup, "tokens_per_s": 1e3 * row["batch"] / one["ms"], "peak": row.get("peak"), "best": best}
     note = ", ".join(part for part in (device, steps) if part)
     name = point_id(row["context"], row["batch"])
     return Source({name: {"id": name, "measured": {"point": {"forced": forced}}}}, (path.name,), "", note)
@@ -93,19 +94,6 @@ def at_acceptance(row: Mapping[str, Any], acceptance: float) -> Mapping[str, Any
     return next((one for one in row.get("measured", ()) if one["acceptance"] == acceptance), {})
 
 
-def gammas(model: str, case: str, context: int, folder: Path | None = None) -> str:
-    """Return the best gamma of a case at batch 1 as a remark; empty if it was not measured."""
-    for path in sorted((folder or FOLDER).glob("*.json")):
-        content = stored.content(path)
-        for row in content.get("rows", ()):
-            if (row.get("case"), row.get("context"), row.get("batch")) != (case, context, 1):
-                continue
-            best = at_acceptance(row, content["at"])
-            if best and shape_of(row["model"]) == shape_of(model):
-                return f"acceptance {content['at']:g}, gamma {best['gamma']}"
-    return ""
-
-
 def shares_of_speed(item: Computed, plan: Plan, folder: Path | None = None) -> Folded:
     """Return Figure 5: measured speed-ups with quantized keys and values, weights, or both, and predicted ones.
 
@@ -120,14 +108,14 @@ def shares_of_speed(item: Computed, plan: Plan, folder: Path | None = None) -> F
             column = Column(length(context), "efficiency", prompt=context, batch=1)
             for row, case in CASES.items():
                 source = forced_source(model.preset, case, column, folder)
-                factor = _speedup(source)
+                forced = _forced(source)
+                factor = forced.get("speedup")
                 place = (model.title, row, column.name)
                 if factor is None:
                     cells.append(Cell(*place, reason=source.reason or f"not measured: {COMMAND}"))
                     continue
                 table[row, context] = factor
-                note = gammas(model.preset, case, context, folder)
-                cells.append(Cell(*place, ours=factor, n=1, runs=source.runs, note=note))
+                cells.append(Cell(*place, ours=factor, n=1, runs=source.runs, note=forced["best"]))
         complete = [c for c in item.options["contexts"] if all((row, c) in table for row in CASES)]
         tables.append(bool(complete))
         if complete:
@@ -148,7 +136,6 @@ def _predicted_name(row: str) -> str:
     return f"{row}, predicted"
 
 
-def _speedup(source: Source) -> float | None:
-    rows = list(source.rows.values())
-    value: float | None = rows[0]["measured"]["point"]["forced"]["speedup"] if rows else None
-    return value
+def _forced(source: Source) -> Mapping[str, Any]:
+    """Return the figures of a source's only point; none without one."""
+    return next((row["measured"]["point"]["forced"] for row in source.rows.values()), {})

@@ -287,12 +287,8 @@ def _interval(
 ) -> Interval | None:
     """Return the 95 % interval of the mean over columns of figures, or of their paired differences.
 
-    Scores over equally many samples are counted together; of other figures, the columns' errors are added up.
-
-    Args:
-        own: the figures.
-        columns: their columns.
-        other: figures to subtract, of the same samples; None: of `own` alone.
+    Scores over equally many samples are counted together; of other figures, the columns' errors are added up. `other`
+    are figures to subtract, of the same samples; None: the interval is that of `own` alone.
     """
     if not own:
         return None

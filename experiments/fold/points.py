@@ -24,7 +24,7 @@ from kvbench.errors import ConfigError
 from kvbench.profiling.roofline import Shape
 from kvbench.tasks.efficiency import point_id
 
-FOLDERS = tuple(Path(__file__).resolve().parents[2] / "results" / "h200" / name for name in ("whole", "papers"))
+FOLDERS = tuple(stored.ROOT / "results" / "h200" / name for name in ("whole", "papers"))
 Key = tuple[Shape, str, int, int, float | None]
 
 
@@ -83,10 +83,9 @@ def stored_points(folders: tuple[Path, ...]) -> Mapping[Key, Source]:
 def _record_source(path: Path, content: Mapping[str, Any], record: Mapping[str, Any]) -> Source:
     device = str(content.get("device", ""))
     note = ", ".join(part for part in (device, record.get("stepping", "").split(" (")[0]) if part)
-    if record["status"] == "oom":
-        return Source({}, (path.name,), f"{OUT_OF_MEMORY} on {device}", note)
     if record["status"] != "ok":
-        return Source({}, (path.name,), f"{record['status']} on {device}", note)
+        ended = OUT_OF_MEMORY if record["status"] == "oom" else record["status"]
+        return Source({}, (path.name,), f"{ended} on {device}", note)
     name = point_id(record["prompt"], record["batch"])  # as in a run: points of several files are compared
     return Source({name: {"id": name, "measured": {"point": record}}}, (path.name,), "", note)
 

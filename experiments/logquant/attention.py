@@ -1,6 +1,6 @@
 """The models, data and settings that LogQuant's items on attention share."""
 
-from experiments.item import Column, Model
+from experiments.item import Claim, Column, Model
 
 LLAMA31 = (Model("llama3.1-8b-instruct", "Llama3.1-8B"),)
 LLAMA3 = (Model("llama3-8b-instruct", "Llama3-8B-Instruct"),)
@@ -28,3 +28,9 @@ PROMPTS, STEPS = 50, 8
 OPEN = """The paper does not say how many prompts and decode steps it measures: here 50 prompts, and up to 8 tokens of
     each answer, which the model decodes greedily with exact attention. Methods see the same queries, keys and values
     in every layer, so their errors are their own and not those of earlier layers."""
+
+
+def dropping_is_worse(text: str, column: str) -> list[Claim]:
+    """Return a claim for each method: its eviction twin has the larger error in a column."""
+    names = ("LogQuant", "KiVi")
+    return [Claim(f"{text} ({name})", f"{name} (Eviction)", f"{name} (2-bit)", column) for name in names]

@@ -55,6 +55,14 @@ def logquant(bits: int, published: Mapping[str, str]) -> Row:
     return Row(f"LogQuant ({bits}-bit)", setting, published=published)
 
 
+#: the methods at 2 and at 4 bits, as the tables with both name them
+TWO_AND_FOUR = (
+    *(kivi(bits, {"method": f"KiVi ({bits}-bit)"}) for bits in (2, 4)),
+    *map(own_kivi, (2, 4)),
+    *(logquant(bits, {"method": f"LogQuant ({bits}-bit)"}) for bits in (2, 4)),
+)
+
+
 def released(bits: int) -> Row:
     """Return the row of LogQuant with keys as the released code packs them: groups of one token's channels."""
     setting = "logquant" if bits == 2 else f"logquant:int{bits}_g64"

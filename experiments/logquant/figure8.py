@@ -1,7 +1,7 @@
 """LogQuant, Figure 8: where quantization and eviction change the distribution of attention."""
 
-from experiments.item import Claim, Computed
-from experiments.logquant.attention import FOUR, GSM8K, LLAMA31, OPEN, PROMPTS, STEPS
+from experiments.item import Computed
+from experiments.logquant.attention import FOUR, GSM8K, LLAMA31, OPEN, PROMPTS, STEPS, dropping_is_worse
 
 _FAR, _NEAR = "128 and more", "newest 128"
 
@@ -18,20 +18,10 @@ ITEM = Computed(
         "steps": STEPS,
         "base": "",
         "claims": (
-            Claim(
-                "dropping deviates more than quantizing, also among the newest 128 tokens (LogQuant)",
-                "LogQuant (Eviction)",
-                "LogQuant (2-bit)",
-                _NEAR,
+            *dropping_is_worse(
+                "dropping deviates more than quantizing, also among the newest 128 tokens", "newest 128"
             ),
-            Claim(
-                "dropping deviates more than quantizing, also among the newest 128 tokens (KiVi)",
-                "KiVi (Eviction)",
-                "KiVi (2-bit)",
-                _NEAR,
-            ),
-            Claim("dropping loses the older tokens (LogQuant)", "LogQuant (Eviction)", "LogQuant (2-bit)", _FAR),
-            Claim("dropping loses the older tokens (KiVi)", "KiVi (Eviction)", "KiVi (2-bit)", _FAR),
+            *dropping_is_worse("dropping loses the older tokens", _FAR),
         ),
     },
     needs="llama3.1-8b-instruct; gsm8k_logquant",

@@ -14,12 +14,7 @@ ITEM = Grid(
     title="Task groups at 2 and 4 bits",
     models=(Model("llama3.1-8b-instruct", "Llama3.1-8B-Instruct"),),
     rows=(
-        common.kivi(2, {"method": "KiVi (2-bit)"}),
-        common.kivi(4, {"method": "KiVi (4-bit)"}),
-        common.own_kivi(2),
-        common.own_kivi(4),
-        common.logquant(2, {"method": "LogQuant (2-bit)"}),
-        common.logquant(4, {"method": "LogQuant (4-bit)"}),
+        *common.TWO_AND_FOUR,
         replace(common.BASELINE, published={"method": "baseline"}),
     ),
     columns=_COLUMNS,

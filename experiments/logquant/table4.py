@@ -1,7 +1,7 @@
 """LogQuant, Table 4: the L1 error of attention when tokens are quantized, and when they are dropped."""
 
 from experiments.item import Claim, Computed
-from experiments.logquant.attention import FOUR, GSM8K, LLAMA31, OPEN, PROMPTS, STEPS
+from experiments.logquant.attention import FOUR, GSM8K, LLAMA31, OPEN, PROMPTS, STEPS, dropping_is_worse
 
 _L1 = "L1 error"
 
@@ -19,13 +19,7 @@ ITEM = Computed(
         "base": "LogQuant (2-bit)",
         "keys": {"model": "Llama3.1-8B", "dataset": "gsm8k"},
         "claims": (
-            Claim(
-                "dropping a token is worse than quantizing it (LogQuant)",
-                "LogQuant (Eviction)",
-                "LogQuant (2-bit)",
-                _L1,
-            ),
-            Claim("dropping a token is worse than quantizing it (KiVi)", "KiVi (Eviction)", "KiVi (2-bit)", _L1),
+            *dropping_is_worse("dropping a token is worse than quantizing it", _L1),
             Claim("LogQuant's error is smaller than KiVi's (2-bit)", "KiVi (2-bit)", "LogQuant (2-bit)", _L1),
             Claim("LogQuant's error is smaller than KiVi's (eviction)", "KiVi (Eviction)", "LogQuant (Eviction)", _L1),
         ),

@@ -11,12 +11,7 @@ ITEM = Grid(
     title="Each data set of LongBench at 2 and 4 bits",
     models=(Model("llama3.1-8b-instruct", "Llama3.1-8B-Instruct"),),
     rows=(
-        common.kivi(2, {"method": "KiVi (2-bit)"}),
-        common.kivi(4, {"method": "KiVi (4-bit)"}),
-        common.own_kivi(2),
-        common.own_kivi(4),
-        common.logquant(2, {"method": "LogQuant (2-bit)"}),
-        common.logquant(4, {"method": "LogQuant (4-bit)"}),
+        *common.TWO_AND_FOUR,
         common.released(2),
         common.released(4),
         replace(common.BASELINE, published={"method": "baseline"}),
@@ -31,14 +26,7 @@ ITEM = Grid(
             for name in ("LogQuant", "KiVi", "KIVI")
         ),
         *(
-            Claim(
-                f"{name}: 2 bits are worse than 4",
-                f"{name} (2-bit)",
-                f"{name} (4-bit)",
-                common.MEAN,
-                low=-100.0,
-                high=0.0,
-            )
+            Claim(f"{name}: 2 bits are worse than 4", f"{name} (2-bit)", f"{name} (4-bit)", common.MEAN, -100.0, 0.0)
             for name in ("LogQuant", "KiVi", "KIVI")
         ),
     ),

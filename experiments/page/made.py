@@ -134,7 +134,6 @@ def write_made_run(folder: Path, number: int, method: str = "kivi", /, **more: A
     """Write a made-up run and return its store.
 
     Args:
-        folder: folder of the runs.
         number: number of the run, part of its id.
         method: a key of :data:`CLASSES`.
         more: ``setting`` (a number; runs with the same one are comparable), ``rows``, ``groups`` (changes of the
@@ -165,13 +164,7 @@ TASKS = ("key_value", "key_value_hex", "multi_value", "copy_long", "repeat")
 
 
 def many(folder: Path, count: int, seed: int = 0) -> list[str]:
-    """Write a made-up sweep and return the ids of its runs: five tasks, several methods and settings.
-
-    Args:
-        folder: folder of the runs.
-        count: number of runs.
-        seed: seed of the figures.
-    """
+    """Write a made-up sweep of `count` runs and return their ids: five tasks, several methods and settings."""
     draw = random.Random(seed)
     ids = []
     settings = list(_settings())

@@ -14,12 +14,7 @@ from kvbench.tasks.mini.tokens import encoder
 
 
 class Library:
-    """The corpus with the places where it can be cut; made once, shared by all workers.
-
-    Args:
-        tokens: the corpus.
-        tokenizer: its ``tokenizer.json``.
-    """
+    """The corpus with the places where it can be cut; made once, shared by all workers."""
 
     def __init__(self, tokens: Tokens, tokenizer: Path) -> None:
         self.tokens = tokens

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 
 from experiments.tiny.config import MixConfig
@@ -23,13 +21,7 @@ _ROLES = {"fixed": LOW, "record": LOW, "filler": TEXT}
 
 
 class Mix:
-    """Makes batches; batch `i` of a seed is the same whoever makes it.
-
-    Args:
-        config: the shares.
-        texts: the corpus.
-        seed: of the training.
-    """
+    """Maker of batches; batch `i` of a seed is the same in every process."""
 
     def __init__(self, config: MixConfig, texts: Library, seed: int) -> None:
         self.config, self.texts, self.seed = config, texts, seed
@@ -125,9 +117,3 @@ class Mix:
         if rng.chance(0.12) and len(self.texts.lines) > 100:
             return CorpusCodeFiller(self.texts, rng)
         return CorpusFiller(self.texts, rng)
-
-
-def answer_ranges(codes: np.ndarray) -> list[tuple[int, int]]:
-    """Return half-open ranges of the answers in a row's codes (line break included), for tests and inspection."""
-    marks = np.flatnonzero(np.diff(np.concatenate([[0], (codes == ANSWER).astype(np.int8), [0]])))
-    return [(int(a), int(b)) for a, b in pairwise(marks)][::2]

@@ -60,11 +60,7 @@ def losses(x: Tensor, norm: Tensor, embedding: Tensor, targets: Tensor, eps: flo
 
 
 class Layer(nn.Module):
-    """One layer's parameters.
-
-    Args:
-        shape: sizes of the model.
-    """
+    """One layer's parameters."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -80,10 +76,7 @@ class Layer(nn.Module):
 class Network(nn.Module):
     """The whole model.
 
-    Args:
-        shape: its sizes.
-        compute: dtype of the activations.
-        compiled: torch.compile the three parts (worth it on a GPU only).
+    `compute` is the dtype of the activations; `compiled`: the three parts are compiled (worth it on a GPU only).
     """
 
     def __init__(self, shape: ModelShape, compute: torch.dtype = torch.bfloat16, compiled: bool = False) -> None:

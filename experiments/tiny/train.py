@@ -44,12 +44,7 @@ def prepare_corpus(config: TrainConfig) -> Library:
 
 
 class Trainer:
-    """Network, optimiser and position of one run.
-
-    Args:
-        config: the run.
-        device: where it is trained.
-    """
+    """Network, optimiser and position of one run."""
 
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
         self.config, self.device = config, device

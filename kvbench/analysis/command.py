@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.config.setting import SYNTAX, parse_setting, typed_value
-from kvbench.errors import ConfigError, KvbenchError
+from kvbench.errors import ConfigError
 from kvbench.models import by_name
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks.base import Sample, Task
 from kvbench.tasks.load import load as load_task
 from kvbench.tasks.work import Generate
 from kvbench.util.confdir import group_options, read_choice
+from kvbench.util.door import reporting
 from kvbench.util.requirements import check_packages
 from kvbench.util.schema import build
 
@@ -54,17 +55,12 @@ def analysis_parser() -> argparse.ArgumentParser:
     return top
 
 
+@reporting()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.analysis``, and return the exit status; errors are printed to standard error."""
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = analysis_parser().parse_args(given)
-    try:
-        print(run_analysis(arguments, given))
-    except KvbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    print(run_analysis(arguments, given))
     return 0
 
 

@@ -11,9 +11,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from kvbench.bench.choices import method_of
-from kvbench.errors import KvbenchError
 from kvbench.parallel import launch
-from kvbench.util.door import enter
+from kvbench.util.door import enter, reporting
 
 
 class Command(NamedTuple):
@@ -117,6 +116,7 @@ def why_not(entry: Command, args: argparse.Namespace) -> str:
     return problem + ("; to try out a command, use --device cpu" if "device" in args else "")
 
 
+@reporting()
 def main(argv: list[str] | None = None) -> int:
     """Run the subcommand named on the command line and return the process's exit status.
 
@@ -134,18 +134,14 @@ def main(argv: list[str] | None = None) -> int:
     if args.out is not None and args.out.suffix == ".json" and getattr(args, "name", None) is not None:
         top.error(f"--out {args.out} already names the file, so --name {args.name} cannot")
     args.argv, entry = given, COMMANDS[args.command]
-    try:
-        for setting in getattr(args, "settings", ()):  # a slip is told at once, and on a machine without a GPU
-            method_of(setting)
-        problem = why_not(entry, args) if entry.measures else ""
-        if problem:
-            print(problem, file=sys.stderr)
-            return 2
-        status: int = bench_function(entry.run)(args)
-        return status
-    except KvbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    for setting in getattr(args, "settings", ()):  # a slip is told at once, and on a machine without a GPU
+        method_of(setting)
+    problem = why_not(entry, args) if entry.measures else ""
+    if problem:
+        print(problem, file=sys.stderr)
+        return 2
+    status: int = bench_function(entry.run)(args)
+    return status
 
 
 if __name__ == "__main__":

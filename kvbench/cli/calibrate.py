@@ -19,10 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import ConfigError, DataError, KvbenchError
+from kvbench.errors import ConfigError, DataError
 from kvbench.models import by_name
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks.files import is_file
+from kvbench.util.door import reporting
 from kvbench.util.requirements import check_writable, exists, has_gpu
 from kvbench.util.schema import MOST_ROWS, MOST_TOKENS, build
 
@@ -162,16 +163,11 @@ def check_arguments(arguments: argparse.Namespace) -> None:
 MINI_SEED = 2**31
 
 
+@reporting()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.calibrate`` and return the exit status; print errors to standard error."""
     arguments = calibrate_parser(__doc__).parse_args(argv)
-    try:
-        print(run_calibration(arguments))
-    except KvbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    print(run_calibration(arguments))
     return 0
 
 

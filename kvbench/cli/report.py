@@ -24,6 +24,7 @@ from kvbench.results.store import RunStore, find_runs
 from kvbench.results.sweeps import Progress, Sweep
 from kvbench.runner import sources
 from kvbench.util import table
+from kvbench.util.door import reporting
 from kvbench.util.requirements import exists
 from kvbench.util.table import Cell, Grid, printable
 
@@ -33,14 +34,12 @@ SHOWN = 8
 _UNLISTED: dict[str, Any] = {"timings": {}, "errors": [], "inter_token": {}, "sources": {}}
 
 
+@reporting()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.report`` and return the exit status; print errors to standard error."""
     arguments = _report_parser().parse_args(argv)
     try:
         return _main(arguments)
-    except KvbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
     except BrokenPipeError:  # for example `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from kvbench.tasks.data import Found, Record
 from kvbench.tasks.longbench import EXTENDED
 from kvbench.tasks.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
 from kvbench.util import table
+from kvbench.util.door import reporting
 from kvbench.util.requirements import check_writable, exists
 from kvbench.util.table import Cell
 
@@ -34,19 +34,16 @@ _ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _GSM8K = ("gsm8k", "gsm8k_logquant")
 
 
+@reporting()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.score`` and return the exit status; print errors to standard error."""
     arguments = _score_parser().parse_args(argv)
-    try:
-        if arguments.output is not None:
-            check_writable(str(arguments.output), "--output", file=True)
-        scored, skipped = score_path(arguments.path, arguments.task)
-        report = {"scores": scored, **_overall(scored), "skipped": skipped}
-        if arguments.output:
-            write_atomically(arguments.output, (json.dumps(report, indent=2) + "\n").encode())
-    except KvbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    if arguments.output is not None:
+        check_writable(str(arguments.output), "--output", file=True)
+    scored, skipped = score_path(arguments.path, arguments.task)
+    report = {"scores": scored, **_overall(scored), "skipped": skipped}
+    if arguments.output:
+        write_atomically(arguments.output, (json.dumps(report, indent=2) + "\n").encode())
     if arguments.format == "json":
         print(json.dumps(report, indent=2))
     elif arguments.format == "markdown":

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.lm_eval.rows import Logs
+from kvbench.util.door import reporting
 
 #: folder in which lm-eval writes its results where no other is named; they are read back from there
 OUTPUT = "results/lm_eval"
@@ -32,21 +33,15 @@ them). Likelihoods go through the cache after an exact prefill of the context, o
 """
 
 
+@reporting("interrupted; with --use_cache FILE, the same command goes on where this one stopped")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.lm_eval`` and return the exit status; print errors to standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_USAGE, end="")
         return 0
-    try:
-        _require()
-        return _run_lm_eval(arguments)
-    except KvbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted; with --use_cache FILE, the same command goes on where this one stopped", file=sys.stderr)
-        return 130
+    _require()
+    return _run_lm_eval(arguments)
 
 
 def _require() -> None:

@@ -25,11 +25,7 @@ from kvbench.rotation.spec import RotationSpec
 from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from kvbench.cache import KVCache, Prompts
     from kvbench.cache.layer import KVLayer
-    from kvbench.models.spec import ModelConfig
     from kvbench.quantizers.affine import AffineQuantizer
     from kvbench.rotation import Transform
 
@@ -191,17 +187,6 @@ class Engine(FormatMethod):
     def suit(self, numbers: Mapping[str, Any]) -> None:
         """Find out to which share of a head RoPE is applied."""
         self.rope_share = rope_share(numbers)
-
-    def prepare(self, model: ModelConfig) -> None:
-        """Read from the model's configuration to what share of a head's channels RoPE is applied."""
-        self.suit(model.dimensions())
-
-    def new_cache(
-        self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
-    ) -> KVCache:
-        """See :meth:`Method.new_cache`; RoPE's share is read from the model first."""
-        self.suit(model.config.get_text_config(decoder=True).to_dict())
-        return super().new_cache(model, prompts, max_length)
 
 
 def rope_share(config: Any) -> float:

@@ -198,12 +198,22 @@ class LogQuant(Method):
             return
         skip = self.passed(layer.hidden(rows.indices(layer.batch)[0]))
         demoted, exact = placed(keys.shape[2], self.W, sinks, keys.device, skip)
-        for store, x in zip(layer.stores(), (keys, values), strict=True):
+        order, borders = torch.cat([demoted, exact]), self.packed_counts(len(demoted), keys.shape[2] - sinks, skip)
+        for store, x, border in zip(layer.stores(), (keys, values), borders, strict=True):
             if self.sinks:
                 store.segments[0].append(rows, x[:, :, :sinks])
             if not self.evict:
-                store.packed.append_chosen(rows, x, demoted)
-            store.tail.append_chosen(rows, x, exact)
+                store.packed.append_chosen(rows, x, order[:border])
+            store.tail.append_chosen(rows, x, order[border:])
+
+    def packed_counts(self, demoted: int, n: int, skip: int) -> tuple[int, int]:
+        """Return how many keys and how many values of a prompt are quantized (or dropped).
+
+        Args:
+            demoted: number of tokens that flushes have taken.
+            n: tokens of the prompt without the sinks, the first `skip` of which the layer does not store.
+        """
+        return demoted, demoted
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Carry out the flushes that are due: quantize (or drop) W tokens at a time.

@@ -13,7 +13,7 @@ from kvbench.errors import ConfigError
 from kvbench.methods.base import Reach
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.leaving import demoted_by
-from kvbench.methods.logquant import LogQuant, flushes, placed
+from kvbench.methods.logquant import LogQuant, flushes
 from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
@@ -84,28 +84,12 @@ class PartialLogQuant(LogQuant):
         """Return how many of the newest values are in full precision after `n` tokens, without the sinks."""
         return min(n, self.W) if self.value_window == "recent" else n % self.W
 
-    def place(
-        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
-    ) -> None:
-        """Store the prompt, with keys as LogQuant quantizes them, and all values quantized except for the newest.
+    def packed_counts(self, demoted: int, n: int, skip: int) -> tuple[int, int]:
+        """Return how many keys LogQuant quantizes, and the number of all values except for the newest.
 
-        Values are stored in the same order of tokens as keys.
+        Both are stored in the same order of tokens.
         """
-        sinks = min(self.sinks, keys.shape[2])
-        n = keys.shape[2] - sinks
-        if self.whole_window(layer.window):
-            for store, x in zip(layer.stores(), (keys, values), strict=True):
-                store.tail.append(rows, x)
-            return
-        skip = self.passed(layer.hidden(rows.indices(layer.batch)[0]))
-        demoted, exact = placed(keys.shape[2], self.W, sinks, keys.device, skip)
-        order = torch.cat([demoted, exact])
-        borders = (len(demoted), n - skip - self.exact_values(n))
-        for store, x, border in zip(layer.stores(), (keys, values), borders, strict=True):
-            if self.sinks:
-                store.segments[0].append(rows, x[:, :, :sinks])
-            store.packed.append_chosen(rows, x, order[:border])
-            store.tail.append_chosen(rows, x, order[border:])
+        return demoted, n - skip - self.exact_values(n)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Quantize the values that have become too old, then carry out the flushes of keys that are due.

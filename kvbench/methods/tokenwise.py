@@ -12,8 +12,12 @@ from kvbench.quantizers.spec import FormatSpec
 from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from kvbench.cache import KVCache, Prompts
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments.base import Segment
+    from kvbench.models.spec import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,3 +95,14 @@ class FormatMethod(TokenMethod):
     def eager(self) -> bool:
         """True for ``own=stored`` without a window: a decode step packs its tokens before it computes attention."""
         return self.own == "stored" and self.window == 0
+
+    def prepare(self, model: ModelConfig) -> None:
+        """Read from the model's configuration what the formats depend on (:meth:`suit`)."""
+        self.suit(model.dimensions())
+
+    def new_cache(
+        self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
+    ) -> KVCache:
+        """See :meth:`Method.new_cache`; what the formats depend on is read from the model first."""
+        self.suit(model.config.get_text_config(decoder=True).to_dict())
+        return super().new_cache(model, prompts, max_length)

@@ -24,11 +24,7 @@ from kvbench.rotation.spec import RotationSpec
 from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from kvbench.cache import KVCache, Prompts
     from kvbench.cache.layer import KVLayer
-    from kvbench.models.spec import ModelConfig
     from kvbench.quantizers.affine import AffineQuantizer
     from kvbench.rotation import Transform
 
@@ -196,17 +192,6 @@ class TurboQuant(FormatMethod):
     def suit(self, numbers: Mapping[str, Any]) -> None:
         """Find out whether all layers have softmax attention."""
         self.hybrid = is_hybrid(numbers)
-
-    def prepare(self, model: ModelConfig) -> None:
-        """Read from the model's configuration whether all of its layers have softmax attention."""
-        self.suit(model.dimensions())
-
-    def new_cache(
-        self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
-    ) -> KVCache:
-        """See :meth:`Method.new_cache`; the model's layers are looked at first."""
-        self.suit(model.config.get_text_config(decoder=True).to_dict())
-        return super().new_cache(model, prompts, max_length)
 
 
 def is_hybrid(config: Mapping[str, Any]) -> bool:

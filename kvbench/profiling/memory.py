@@ -32,27 +32,6 @@ class LiveTensor:
     nbytes: int
 
 
-def live_tensors(device_type: str | None = None, *, min_bytes: int = 0) -> list[LiveTensor]:
-    """List the tensor storages that are in memory now, largest first; tensors that share a storage count once.
-
-    Only tensors that Python's garbage collector tracks are found (parameters, buffers, cached tensors), not those that
-    only C++ code references. If these matter, use :class:`TensorCensus`, which tracks storages from their creation.
-
-    Storages on devices of other types than `device_type` (None: all) and below `min_bytes` are left out.
-    """
-    storages: dict[int, LiveTensor] = {}
-    for tensor in _tracked_tensors():
-        if device_type is not None and tensor.device.type != device_type:
-            continue
-        storage = tensor.untyped_storage()
-        if storage.device.type == "meta":
-            continue
-        known = storages.get(storage._cdata)
-        if storage.nbytes() >= min_bytes and (known is None or _numel(known.shape) < tensor.numel()):
-            storages[storage._cdata] = LiveTensor(tuple(tensor.shape), tensor.dtype, storage.nbytes())
-    return sorted(storages.values(), key=lambda item: -item.nbytes)
-
-
 class TensorCensus(TorchDispatchMode):
     """A context manager that measures the peak memory of CPU tensors in each phase, such as prefill and decode.
 
@@ -257,10 +236,3 @@ def _tracked_tensors() -> Iterator[torch.Tensor]:
                 yield item
         except (ReferenceError, RuntimeError):  # a weak proxy whose object died, or an odd subclass
             continue
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

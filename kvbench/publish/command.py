@@ -15,26 +15,17 @@ from kvbench.loggers.wandb_service import Service, has_key
 from kvbench.publish import runs, sweeps
 from kvbench.results.store import RunStore, find_runs
 from kvbench.results.sweeps import Sweep, named_sweep
+from kvbench.util.door import reporting
 from kvbench.util.requirements import exists, installed
 
-#: exit status of an interrupted command: 128 + SIGINT, as in shells
-INTERRUPTED = 130
 
-
+@reporting("interrupted; run the same command again to send the rest")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.publish`` and return the exit status; print errors to standard error.
 
     The status is 1 if anything that was asked for could not be sent.
     """
-    arguments = _publish_parser().parse_args(argv)
-    try:
-        return _main(arguments)
-    except KvbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to send the rest", file=sys.stderr)
-        return INTERRUPTED
+    return _main(_publish_parser().parse_args(argv))
 
 
 def _publish_parser() -> argparse.ArgumentParser:

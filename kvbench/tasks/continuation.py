@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from kvbench.errors import ConfigError, DataError
-from kvbench.tasks import data
-from kvbench.tasks.base import PromptRules, Sample, Setup, TokenTask
+from kvbench.tasks.base import PromptRules, Sample, Setup
 from kvbench.tasks.data import HubSource
-from kvbench.tasks.texts import DOCUMENTS, check_text
+from kvbench.tasks.texts import TextTask, check_text
 from kvbench.util.schema import MOST_TOKENS, bounded
 
 #: minimum number of prompt tokens
@@ -27,7 +25,7 @@ MOST_WARM_UP = 10_000
 
 
 @dataclass(kw_only=True)
-class Continuation(TokenTask):
+class Continuation(TextTask):
     """Prompts of fixed lengths cut from long texts, for which the model generates a continuation.
 
     Args:
@@ -71,20 +69,6 @@ class Continuation(TokenTask):
     def fits(self, config: Setup) -> None:
         """Raise ConfigError if the longest prompt and its answer exceed what the model accepts."""
         check_fits(config, self.lengths, self.max_new_tokens)
-
-    @cached_property
-    def documents(self) -> list[str]:
-        """The texts from which prompts are cut, read on first use. Raises DataError if they cannot be read."""
-        return DOCUMENTS[self.text](self.source, self.path)
-
-    @cached_property
-    def checksum(self) -> str:
-        """Checksum of the texts (see :func:`kvbench.tasks.data.records_fingerprint`)."""
-        return data.records_fingerprint(({"text": text} for text in self.documents), ("text",))
-
-    def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield which file of the hub the data set needs, as a pair of its source and a name (:meth:`Task.files`)."""
-        return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
         """Yield the samples of each length, the warm-up prompts first.

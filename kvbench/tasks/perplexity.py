@@ -17,14 +17,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 from kvbench.errors import ConfigError, DataError
-from kvbench.tasks import data
-from kvbench.tasks.base import Sample, Setup, TokenTask
+from kvbench.tasks.base import Sample, Setup
 from kvbench.tasks.data import HubSource
-from kvbench.tasks.texts import DOCUMENTS, check_text
+from kvbench.tasks.texts import TextTask, check_text
 from kvbench.tasks.work import ScoreText
 from kvbench.util.schema import MOST_TOKENS, bounded
 
@@ -33,7 +31,7 @@ C4_WINDOWS = 256
 
 
 @dataclass(kw_only=True)
-class Perplexity(TokenTask):
+class Perplexity(TextTask):
     """Data set that measures the perplexity of a text, cut into spans of a fixed number of tokens.
 
     Args:
@@ -110,24 +108,6 @@ class Perplexity(TokenTask):
                 hint=f"dataset.window={longest}",
             )
         config.method.alone().check_windows(self.mode, self.prefill)
-
-    @cached_property
-    def documents(self) -> list[str]:
-        """The documents from which spans are cut, each as one string; read on first use.
-
-        Raises:
-            DataError: the text cannot be read.
-        """
-        return DOCUMENTS[self.text](self.source, self.path)
-
-    @cached_property
-    def checksum(self) -> str:
-        """Checksum of all documents (see :func:`kvbench.tasks.data.records_fingerprint`)."""
-        return data.records_fingerprint(({"text": text} for text in self.documents), ("text",))
-
-    def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the hub file as a pair of the source and the split ``test``; nothing without a repository."""
-        return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
         """Yield one sample per span, until `limit` is reached; the numbers in their ids continue across documents.

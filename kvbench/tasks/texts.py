@@ -6,10 +6,13 @@ file is missing, damaged or blank, or if several files of a folder could be the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
 
 from kvbench.errors import ConfigError, DataError
 from kvbench.tasks import data
+from kvbench.tasks.base import TokenTask
 from kvbench.tasks.data import Found, HubSource
 from kvbench.tasks.records import TEXT
 
@@ -101,6 +104,28 @@ DOCUMENTS: dict[str, Callable[[HubSource, str | None], list[str]]] = {
     "text": lambda source, path: local_texts(path),
     "mini_text": lambda source, path: python(),
 }
+
+
+class TextTask(TokenTask):
+    """Base class of data sets that are cut from one of :data:`DOCUMENTS`, the `text` of their options."""
+
+    text: Any
+    path: str | None
+    source: HubSource
+
+    @cached_property
+    def documents(self) -> list[str]:
+        """The documents of the text, each as one string; read on first use. Raises DataError if they cannot be read."""
+        return DOCUMENTS[self.text](self.source, self.path)
+
+    @cached_property
+    def checksum(self) -> str:
+        """Checksum of all documents (see :func:`kvbench.tasks.data.records_fingerprint`)."""
+        return data.records_fingerprint(({"text": text} for text in self.documents), ("text",))
+
+    def files(self) -> Iterator[tuple[HubSource, str]]:
+        """Yield the hub file as a pair of the source and the split ``test``; nothing without a repository."""
+        return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
 
 def check_text(text: str, path: str | None) -> None:

@@ -9,12 +9,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 #: exit status of an interrupted command: 128 + SIGINT, as in shells
 INTERRUPTED = 130
 #: module of the worker processes, which their parent ends
 _WORKER = "kvbench.parallel.crew_worker"
+Arguments = ParamSpec("Arguments")
 
 
 def guard() -> None:
@@ -53,3 +55,28 @@ def enter(main: Callable[[], int | None]) -> int:
         exec("")
         if guarded:  # what follows is the end of the interpreter
             signal.signal(signal.SIGINT, _end)
+
+
+def reporting(interrupted: str = "interrupted") -> Callable[[Callable[Arguments, int]], Callable[Arguments, int]]:
+    """Decorate the main function of a command: a KvbenchError is printed, and its exit status returned.
+
+    Ctrl-C prints `interrupted`, and :data:`INTERRUPTED` is returned.
+    """
+
+    def decorate(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
+        @wraps(main)
+        def reported(*args: Arguments.args, **kwargs: Arguments.kwargs) -> int:
+            from kvbench.errors import KvbenchError
+
+            try:
+                return main(*args, **kwargs)
+            except KvbenchError as error:
+                print(f"error: {error}", file=sys.stderr)
+                return error.exit_code
+            except KeyboardInterrupt:
+                print(interrupted, file=sys.stderr)
+                return INTERRUPTED
+
+        return reported
+
+    return decorate

@@ -14,6 +14,7 @@ from kvbench.attention import fused  # noqa: E402
 from kvbench.attention.logits import Logits  # noqa: E402
 from kvbench.attention.phases import NotServed, Received  # noqa: E402
 from kvbench.attention.synthetic import FULL, Piece, layer  # noqa: E402
+from kvbench.attention.triton import decode as triton_decode  # noqa: E402
 from kvbench.attention.triton import observed  # noqa: E402
 from kvbench.cache.progress import Options  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402
@@ -152,7 +153,7 @@ def test_observed_attention_is_refused_for_what_the_kernels_do_not_do(monkeypatc
     made.logits = Logits()
     made.phases = made.phases * 2
     assert "packed tokens" in observed.refuses(query, made)
-    monkeypatch.setattr(observed, "INTERPRETED", False)
+    monkeypatch.setattr(triton_decode, "INTERPRETED", False)
     assert observed.refuses(query, made) == "tensors on cpu"
     assert fused.observing("cuda") == "it does not return attention weights" and fused.observing("triton") is observed
 
@@ -161,7 +162,6 @@ def test_the_module_of_a_kernel_is_imported_by_name_or_what_is_missing_is_said(m
     from kvbench.attention.codebook import decode as looked_up
     from kvbench.attention.cpu import decode as cpu_decode
     from kvbench.attention.cuda import decode as cuda_decode
-    from kvbench.attention.triton import decode as triton_decode
 
     modules = {"cuda": cuda_decode, "triton": triton_decode, "codebook": looked_up, "cpu": cpu_decode}
     assert {name: fused.load_kernel(name) for name in modules} == modules

@@ -6,9 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from kvbench.runner.modules import load, package_files
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -152,6 +155,26 @@ def test_members_that_the_page_names_exist() -> None:
     assert len(said) > 5
     wrong = [token for token in sorted(said) if not has(*token.split("."))]
     assert not wrong, f"docs/architecture.md names what kvbench does not define: {wrong}"
+
+
+def imports(files: dict[str, Path]) -> dict[str, set[str]]:
+    """The modules among `files` that each of them imports, inside its functions too; what is for types alone is not."""
+    graph = {}
+    for name, path in files.items():
+        module = load(name, path)
+        targets = () if module is None else module.imports
+        graph[name] = {one if one in files else one.rpartition(".")[0] for one in targets} & files.keys() - {name}
+    return graph
+
+
+def test_modules_import_in_no_circle(tmp_path: Path) -> None:
+    graph = imports({**package_files("kvbench"), **package_files("experiments")})
+    assert len(graph) > 500 and graph["experiments.check"] > {"experiments.checks", "experiments.checks.rules"}
+    TopologicalSorter(graph).prepare()  # an error lists the circle
+    (tmp_path / "first.py").write_text("from second import value\n")
+    (tmp_path / "second.py").write_text("def value():\n    import first\n")
+    with pytest.raises(CycleError):
+        TopologicalSorter(imports({name: tmp_path / f"{name}.py" for name in ("first", "second")})).prepare()
 
 
 def test_what_is_missing_is_said() -> None:

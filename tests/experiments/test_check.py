@@ -8,7 +8,7 @@ import pytest
 
 from experiments import check
 from experiments.checks import all_rules
-from experiments.checks.rules import Block, Text, agrees, like, three
+from experiments.checks.rules import Block, Text, agrees, check_documents, like, three
 from experiments.stored import ROOT, grid, one
 
 PAGE = """# Speed
@@ -46,7 +46,7 @@ LATER = "| speed | {} |"
 
 
 def test_the_documents_show_what_their_files_say():
-    outcome = check.check_documents(all_rules())
+    outcome = check_documents(all_rules())
     assert [str(difference) for difference in outcome.differences] == [], "python -m experiments --check --write"
     assert outcome.lost == []
     assert len(outcome.covered) > 12 and sum(map(len, outcome.covered.values())) > 5000
@@ -61,8 +61,8 @@ def test_the_check_needs_no_torch():
 
 def test_numbers_are_compared_with_the_digits_that_are_shown(tmp_path):
     agreeing = [text(1.8499, 12.4501, 1319), row(3.35, 0.1204, 0.0051, -7.05), row(9.94e-5, pattern=LATER)]
-    assert check.check_documents(agreeing, page(tmp_path)).differences == []
-    outcome = check.check_documents([text(1.86, 12.5, 1320), row(3.4, 0.12, 0.0056, 7.1)], tmp_path).differences
+    assert check_documents(agreeing, page(tmp_path)).differences == []
+    outcome = check_documents([text(1.86, 12.5, 1320), row(3.4, 0.12, 0.0056, 7.1)], tmp_path).differences
     assert [(entry.line, entry.shown, entry.wanted) for entry in outcome] == [
         (3, "1.8", "1.9"),
         (4, "1,319", "1,320"),
@@ -74,18 +74,18 @@ def test_numbers_are_compared_with_the_digits_that_are_shown(tmp_path):
 
 def test_writing_changes_the_numbers_and_nothing_else(tmp_path):
     wanted = [text(0.04, 12.5, 1_000_000), row(-3.41, -0.0004, 0.005, -0.04), row(2e-4, pattern=LATER)]
-    assert len(check.check_documents(wanted, page(tmp_path), write=True).differences) == 6
+    assert len(check_documents(wanted, page(tmp_path), write=True).differences) == 6
     assert (tmp_path / "page.md").read_text() == PAGE.replace("1.8", "0.0").replace("1,319", "1,000,000").replace(
         "3.4 (+.120", "-3.4 (+.000"
     ).replace("−7.1", "+0.0").replace("9.9e-5", "2.0e-4")
-    assert check.check_documents(wanted, tmp_path).differences == []
+    assert check_documents(wanted, tmp_path).differences == []
 
 
 def test_whole_tables_are_the_program_s(tmp_path):
     lines = [line for line in PAGE.splitlines() if line.startswith("|")]
-    assert check.check_documents([Block("page.md", "\n".join(lines), "x.json")], page(tmp_path)).differences == []
+    assert check_documents([Block("page.md", "\n".join(lines), "x.json")], page(tmp_path)).differences == []
     lines[3] = "| bits | 2 | 8 |"
-    check.check_documents([Block("page.md", "\n".join(lines), "x.json")], tmp_path, write=True)
+    check_documents([Block("page.md", "\n".join(lines), "x.json")], tmp_path, write=True)
     assert (tmp_path / "page.md").read_text() == PAGE.replace("| bits | 2 | 4 |", lines[3])
 
 
@@ -102,7 +102,7 @@ def test_whole_tables_are_the_program_s(tmp_path):
     ],
 )
 def test_a_rule_that_has_lost_its_place_is_an_error(tmp_path, rule, message):
-    (lost,) = check.check_documents([rule], page(tmp_path)).lost
+    (lost,) = check_documents([rule], page(tmp_path)).lost
     assert message in lost
 
 
@@ -111,11 +111,11 @@ def test_figures_that_are_not_in_the_file_are_an_error(tmp_path):
         yield text(1.8, 12.5, 1319)
         raise LookupError("0 rows have {'setting': 'kivi'}")
 
-    assert check.check_documents(wanted(), page(tmp_path)).lost == ["LookupError: 0 rows have {'setting': 'kivi'}"]
+    assert check_documents(wanted(), page(tmp_path)).lost == ["LookupError: 0 rows have {'setting': 'kivi'}"]
 
 
 def test_numbers_of_tables_without_a_rule_are_listed(tmp_path):
-    covered = check.check_documents([row(3.4, 0.12, 0.005, -7.1)], page(tmp_path)).covered
+    covered = check_documents([row(3.4, 0.12, 0.005, -7.1)], page(tmp_path)).covered
     assert check.uncovered(covered, ["page.md"], tmp_path) == [
         ("page.md", 9, "2"),
         ("page.md", 9, "4"),
@@ -163,7 +163,7 @@ def test_numbers_that_slipped_before_would_be_found(tmp_path):
         shown = (tmp_path / name).read_text(encoding="utf-8")
         assert right in shown, (name, right)
         (tmp_path / name).write_text(shown.replace(right, wrong, 1), encoding="utf-8")
-    outcome = check.check_documents(all_rules(), tmp_path)
+    outcome = check_documents(all_rules(), tmp_path)
     assert sorted(difference.document for difference in outcome.differences) == sorted(name for name, _, _ in SLIPS)
     assert outcome.lost == []
 
@@ -171,29 +171,27 @@ def test_numbers_that_slipped_before_would_be_found(tmp_path):
 def test_a_block_is_the_program_s_line_by_line_and_whole_where_it_has_grown(tmp_path):
     marked = "Before.\n<!-- a:begin (make a) -->\n| x | 1 |\nSaid of 2.\n<!-- a:end -->\nAfter.\n"
     page(tmp_path, marked)
-    assert check.check_documents([Block("page.md", "| x | 1 |\nSaid of 2.\n", "f", "a")], tmp_path).differences == []
-    changed = check.check_documents([Block("page.md", "| x | 1 |\nSaid of 3.\n", "f", "a")], tmp_path).differences
+    assert check_documents([Block("page.md", "| x | 1 |\nSaid of 2.\n", "f", "a")], tmp_path).differences == []
+    changed = check_documents([Block("page.md", "| x | 1 |\nSaid of 3.\n", "f", "a")], tmp_path).differences
     assert [(entry.line, entry.shown, entry.wanted) for entry in changed] == [(4, "Said of 2.", "Said of 3.")]
     longer = Block("page.md", "| x | 1 |\n| y | 4 |\n\nSaid of 3.\n", "f", "a")
-    assert len(check.check_documents([longer], tmp_path, write=True).differences) == 1
+    assert len(check_documents([longer], tmp_path, write=True).differences) == 1
     assert (tmp_path / "page.md").read_text() == marked.replace("Said of 2.", "| y | 4 |\n\nSaid of 3.")
-    assert check.check_documents([longer], tmp_path).differences == []
-    assert check.check_documents([Block("page.md", "", "f", "b")], tmp_path).lost == [
+    assert check_documents([longer], tmp_path).differences == []
+    assert check_documents([Block("page.md", "", "f", "b")], tmp_path).lost == [
         "page.md: no lines between b:begin and b:end"
     ]
 
 
 def test_numbers_with_a_unit_in_running_text_need_a_rule(tmp_path):
     page(tmp_path, "It takes 3.4 ms, or `5 ms` in 2 steps of 6 %.\n\n    run 7 ms\n\n| 8 ms |\n```\n9 s\n```\n")
-    covered = check.check_documents([text(6, pattern="steps of {} %")], tmp_path).covered
+    covered = check_documents([text(6, pattern="steps of {} %")], tmp_path).covered
     assert check.prose(covered, ["page.md"], tmp_path) == [("page.md", 1, "3.4")]
 
 
 def test_a_literal_of_a_sentence_is_a_figure_too(tmp_path):
     page(tmp_path, "With 2 bits and groups of 64 it takes 1.24 ms.\n")
-    places = check.check_documents(
-        [text(1.236, pattern="2 bits and groups of 32 it takes {} ms")], tmp_path
-    ).differences
+    places = check_documents([text(1.236, pattern="2 bits and groups of 32 it takes {} ms")], tmp_path).differences
     assert [(place.shown, place.wanted) for place in places] == [("64", "32")]
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from experiments import quickstart
+from experiments.checks.methods import PRESETS, quickstart_records, readme_block
 from experiments.runs import composed
 from experiments.tiny import perplexity
 from kvbench.config.run_config import checked_config
@@ -38,11 +39,11 @@ def test_cells_of_perplexity_are_runs_that_kvbench_takes(key, tmp_path):
 
 def sweep(folder, commits=("abc", "abc", "abc", "abc"), status="ok"):
     """A sweep of the four presets, each with the kept record of its preset at another commit."""
-    kept = quickstart.kept()
+    kept = quickstart_records()
     (folder / "sweep").mkdir(parents=True)
     created = {"created": "2026-01-02T03:04:05+00:00", "results_dir": str(folder)}
     (folder / "sweep/manifest.json").write_text(json.dumps(created))
-    for number, (name, commit) in enumerate(zip(quickstart.PRESETS, commits, strict=True)):
+    for number, (name, commit) in enumerate(zip(PRESETS, commits, strict=True)):
         content = kept[name] | {"status": status, "env": kept[name]["env"] | {"commit": commit}}
         (folder / content["run_id"]).mkdir()
         (folder / content["run_id"] / "metrics.json").write_text(json.dumps(content))
@@ -55,9 +56,9 @@ def sweep(folder, commits=("abc", "abc", "abc", "abc"), status="ok"):
 def test_a_run_is_kept_with_its_rows_and_readme_s_table_is_drawn_from_it(tmp_path):
     assert quickstart.keep_quickstart(sweep(tmp_path / "runs"), tmp_path) == []
     assert (tmp_path / "results/quickstart/kivi2/samples.jsonl").read_text() == "kivi2\n"
-    lines = quickstart.readme_block(tmp_path).splitlines()
+    lines = readme_block(tmp_path).splitlines()
     assert lines[0] == "| | fp16 | kivi int4 | kivi int2 | atom int4_token |"
-    runs = quickstart.kept(tmp_path)
+    runs = quickstart_records(tmp_path)
     drawn = {line.split(" | ")[0].lstrip("| "): line for line in lines if line.startswith("|")}
     assert {*runs["fp16"]["scores"], "**mean** (n = 40)", "KV bytes, fp16's to them", "TTFT", "TPOT"} < drawn.keys()
     assert f"{runs['kivi2']['kv_bytes']['ratio']:.2f}x" in drawn["KV bytes, fp16's to them"]

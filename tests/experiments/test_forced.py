@@ -68,8 +68,8 @@ def test_a_point_is_that_of_the_acceptance_of_the_file(folder: Path) -> None:
         "forced_peak": float(2**34),
     }
     assert forced.forced_source("llama3.1-8b", "quantspec", COLUMN).reason == f"not measured: {forced.COMMAND}"
-    assert forced.gammas("llama2-7b", "kv", 32768) == "acceptance 0.9, gamma 5"
-    assert forced.gammas("llama2-7b", "kv", 512) == ""
+    (cache_alone,) = forced.forced_source("llama2-7b", "kv", COLUMN).rows.values()
+    assert cache_alone["measured"]["point"]["forced"]["best"] == "acceptance 0.9, gamma 5"
 
 
 def test_a_case_that_was_not_finished_does_not_hide_another_file(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from experiments import check, reproduce
+from experiments import reproduce
+from experiments.checks.rules import check_documents
 from experiments.item import Column, Grid, Row
 
 ITEM = Grid(
@@ -68,5 +69,5 @@ def test_the_page_is_what_the_results_give():
     """After new results: python -m experiments --reproduce --write."""
     from experiments.registry import items
 
-    outcome = check.check_documents([reproduce.reproduce_block(list(items().values()))])
+    outcome = check_documents([reproduce.reproduce_block(list(items().values()))])
     assert (outcome.differences, outcome.lost) == ([], [])

@@ -3,8 +3,8 @@
 import json
 import math
 
-from experiments import check
 from experiments.checks import written
+from experiments.checks.rules import check_documents
 from experiments.data import Plan
 from experiments.draw.table import item_markdown
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
@@ -77,10 +77,10 @@ def test_a_table_is_that_of_its_cells(tmp_path, monkeypatch):
     assert item_markdown(item, read_folded(content)) == item_markdown(item, whole) == (folder / "table.md").read_text()
     assert read_folded(content).verdicts[0].high == math.inf
     document = str((folder / "table.md").relative_to(tmp_path))
-    outcome = check.check_documents(written.items(tmp_path), tmp_path)
+    outcome = check_documents(written.items(tmp_path), tmp_path)
     assert (outcome.differences, outcome.lost, list(outcome.covered)) == ([], [], [document])
 
     shown = (folder / "table.md").read_text()
     (folder / "table.md").write_text(shown.replace("7.0", "9.0", 1))
-    (difference,) = check.check_documents(written.items(tmp_path), tmp_path).differences
+    (difference,) = check_documents(written.items(tmp_path), tmp_path).differences
     assert "7.0" in difference.wanted and "9.0" in difference.shown

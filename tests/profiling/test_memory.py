@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from kvbench.profiling import memory
-from kvbench.profiling.memory import PhasePeaks, TensorCensus, live_tensors, peak_rss, reset_peak_rss
+from kvbench.profiling.memory import PhasePeaks, TensorCensus, peak_rss, reset_peak_rss
 
 MB = 1_000_000
 
@@ -72,7 +72,7 @@ def test_fake_tensors_take_no_memory():
             other = torch.zeros(1 << 20)
         census.phase("end")
     assert isinstance(census.peaks["decode"], int)
-    shapes = [item.shape for item in (*census.live(), *live_tensors(min_bytes=1 << 20))]
+    shapes = [item.shape for item in census.live()]
     assert (1 << 20,) not in shapes and all(isinstance(size, int) for shape in shapes for size in shape)
     assert other.shape == (1 << 20,)
 
@@ -85,19 +85,6 @@ def test_temporaries_inside_a_module_are_seen():
         census.phase("prefill")
         layer(x).relu().sum()
     assert census.peaks["prefill"] - base >= 2 * 100 * 4000 * 4
-
-
-def test_live_tensors_names_shape_and_type():
-    x = torch.zeros(123, 457, dtype=torch.float16)
-    view = x[:5]
-    computed = [item for item in live_tensors("cpu", min_bytes=1000) if item.nbytes == 123 * 457 * 2]
-    assert [(item.shape, item.dtype) for item in computed] == [((123, 457), torch.float16)]
-    sizes = [item.nbytes for item in live_tensors(min_bytes=123 * 457 * 2)]
-    assert 123 * 457 * 2 in sizes and sizes == sorted(sizes, reverse=True)
-    assert all(item.nbytes != 123 * 457 * 2 for item in live_tensors(min_bytes=123 * 457 * 2 + 1))
-    assert not live_tensors("cuda")
-    del x, view
-    assert not any(item.shape == (123, 457) for item in live_tensors())
 
 
 def test_peak_rss_can_start_anew():

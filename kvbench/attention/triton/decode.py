@@ -135,16 +135,23 @@ LOG2E = math.log2(math.e)
 TOGETHER: dict[Any, int] = {}
 
 
+def no_device(query: Tensor) -> str | None:
+    """Return why Triton cannot run on the device of the queries, or None if it can."""
+    if not (query.is_cuda or INTERPRETED):
+        return f"tensors on {query.device.type}"
+    if query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 0):
+        return "a GPU older than compute capability 8.0"
+    return None
+
+
 def refuses(query: Tensor, work: Work) -> str | None:
     """Return why this kernel cannot compute the attention of a decode step, or None if it can.
 
     Returns:
         A short phrase, which a run's results show as the reason for the reference path.
     """
-    if not (query.is_cuda or INTERPRETED):
-        return f"tensors on {query.device.type}"
-    if query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 0):
-        return "a GPU older than compute capability 8.0"
+    if reason := no_device(query):
+        return reason
     if query.shape[1] // work.heads * query.shape[2] > ROWS:
         return f"{query.shape[1] // work.heads} query heads a KV head x {query.shape[2]} tokens"
     return misfit(query, work, HEAD_DIMS, TRITON_KEYS, TRITON_VALUES)

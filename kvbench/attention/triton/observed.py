@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvbench.attention.phases import Work
 from kvbench.attention.reads import OBSERVED, misfit
-from kvbench.attention.triton.decode import HEAD_DIMS, INTERPRETED, LOG2E
+from kvbench.attention.triton.decode import HEAD_DIMS, INTERPRETED, LOG2E, no_device
 from kvbench.attention.triton.observed_kernel import attend_and_score, attend_and_score_one, merge_and_weigh
 
 #: largest number of query rows of a KV head (query heads per KV head x new tokens of the step)
@@ -55,10 +55,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
     Returns:
         A short phrase, which a run's results show as the reason for the reference path.
     """
-    if not (query.is_cuda or INTERPRETED):
-        return f"tensors on {query.device.type}"
-    if query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 0):
-        return "a GPU older than compute capability 8.0"
+    if reason := no_device(query):
+        return reason
     if len(work.phases) != 1 or any(form.kind != "full" for form in work.signature()[0]):
         return "packed tokens whose attention is observed"
     if not work.logits.plain:

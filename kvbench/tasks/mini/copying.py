@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvbench.tasks.mini import code, vocabulary
 from kvbench.tasks.mini import vocabulary as words
 from kvbench.tasks.mini.compose import Draft, DraftQuestion, Setting
-from kvbench.tasks.mini.retrieval import ask, locate_value
+from kvbench.tasks.mini.retrieval import ask, locate_value, look_up
 from kvbench.tasks.mini.rng import Rng
 
 
@@ -15,16 +15,7 @@ def _marked(setting: Setting, n: int, n_words: int) -> Draft:
     passages = [setting.writer.passage(n_words) for _ in range(n)]
     # cut to the same number of words, so that all passages of a task take about the same number of decode steps
     passages = [" ".join(text.split(" ")[:n_words]).rstrip(".,;:") for text in passages]
-    records = [f"Passage {key}: {text}." for key, text in zip(keys, passages, strict=True)]
-    questions = [
-        ask(
-            f"What does the passage {keys[i]} say, word for word?",
-            passages[i],
-            locate_value(records[i], i, passages[i]),
-        )
-        for i in setting.pick(n)
-    ]
-    return Draft("qa", records, questions)
+    return look_up(setting, keys, passages, "Passage {}: {}.", "What does the passage {} say, word for word?")
 
 
 def copy(setting: Setting) -> Draft:

@@ -26,6 +26,18 @@ def locate_value(record: str, index: int, value: str) -> tuple[int, int, int]:
     return index, start, start + len(value)
 
 
+def look_up(setting: Setting, keys: list[str], values: list[str], record: str, query: str) -> Draft:
+    """Return a draft in which each record states a key's value, and each question asks for the value of one key.
+
+    `record` has the places of key and value as ``{}``, `query` that of the key.
+    """
+    records = [record.format(k, v) for k, v in zip(keys, values, strict=True)]
+    questions = [
+        ask(query.format(keys[i]), values[i], locate_value(records[i], i, values[i])) for i in setting.pick(len(keys))
+    ]
+    return Draft("qa", records, questions)
+
+
 def passkey(setting: Setting) -> Draft:
     """Generate the task ``passkey``: the model must find a five-digit number, which one record states twice.
 
@@ -46,12 +58,8 @@ def needle(setting: Setting) -> Draft:
     rng, n = setting.rng, setting.count(16, 60)
     keys = vocabulary.distinct(n, lambda: vocabulary.random_key(rng))
     values = vocabulary.distinct(n, lambda: vocabulary.digits(rng, 7))
-    records = [f"One of the special magic numbers for {k} is: {v}." for k, v in zip(keys, values, strict=True)]
-    questions = [
-        ask(f"What is the special magic number for {keys[i]}?", values[i], locate_value(records[i], i, values[i]))
-        for i in setting.pick(n)
-    ]
-    return Draft("qa", records, questions)
+    record, query = "One of the special magic numbers for {} is: {}.", "What is the special magic number for {}?"
+    return look_up(setting, keys, values, record, query)
 
 
 def needle_words(setting: Setting) -> Draft:
@@ -59,21 +67,11 @@ def needle_words(setting: Setting) -> Draft:
     rng, n = setting.rng, setting.count(16, 60)
     keys = vocabulary.distinct(n, lambda: vocabulary.random_key(rng))
     values = vocabulary.distinct(n, lambda: vocabulary.random_pair(rng))
-    records = [f"The secret words for {k} are: {v}." for k, v in zip(keys, values, strict=True)]
-    questions = [
-        ask(f"What are the secret words for {keys[i]}?", values[i], locate_value(records[i], i, values[i]))
-        for i in setting.pick(n)
-    ]
-    return Draft("qa", records, questions)
+    return look_up(setting, keys, values, "The secret words for {} are: {}.", "What are the secret words for {}?")
 
 
 def _draft_pairs(setting: Setting, keys: list[str], values: list[str]) -> Draft:
-    records = [f"{k}: {v}" for k, v in zip(keys, values, strict=True)]
-    questions = [
-        ask(f"What is the value of the key {keys[i]}?", values[i], locate_value(records[i], i, values[i]))
-        for i in setting.pick(len(keys))
-    ]
-    return Draft("qa", records, questions)
+    return look_up(setting, keys, values, "{}: {}", "What is the value of the key {}?")
 
 
 def key_value(setting: Setting) -> Draft:
