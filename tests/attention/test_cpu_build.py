@@ -33,7 +33,7 @@ def compiler(folder: Path, script: str, monkeypatch) -> Path:
     return folder / "log"
 
 
-EMPTY = "printf 'void kvbench_decode(void *a) {}' > $out.c && cc -shared -fPIC -o $out $out.c && rm $out.c"
+EMPTY = "printf 'void kvbench_decode(void *a) {} int kvbench_pack(void *a) { return 0; }' > $out.c && cc -shared -fPIC -o $out $out.c && rm $out.c"
 needs_cc = pytest.mark.skipif(not any(map(build.shutil.which, ("cc",))), reason="needs a C compiler")
 
 
@@ -56,10 +56,29 @@ def test_a_library_is_compiled_once_and_is_the_users_alone(folder, tmp_path, mon
 @needs_cc
 def test_a_library_that_was_cut_short_is_compiled_once_more(folder, tmp_path, monkeypatch):
     log = compiler(tmp_path, EMPTY, monkeypatch)
-    path = build._built(str(tmp_path / "compiler"), "plain")  # in another process, say
+    path = build._built([str(tmp_path / "compiler")], "plain")  # in another process, say
     path.write_bytes(b"")
     assert isinstance(build.kernel_library("plain"), build.Library)
     assert log.read_text() == "call\n" * 2
+
+
+@needs_cc
+def test_cxx_may_have_several_words(folder, tmp_path, monkeypatch):
+    log = compiler(tmp_path, EMPTY, monkeypatch)
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text('#!/bin/sh\nexec "$@"\n')
+    wrapper.chmod(0o700)
+    monkeypatch.setenv("CXX", f"{wrapper} '{tmp_path}/compiler' -Dsome")
+    assert isinstance(build.kernel_library("plain"), build.Library) and log.read_text() == "call\n"
+    (tmp_path / "compiler").write_text((tmp_path / "compiler").read_text() + "# newer\n")
+    build._library.cache_clear()
+    build.kernel_library("plain")  # the wrapped compiler is another one
+    assert log.read_text() == "call\n" * 2
+
+
+def test_a_compiler_that_cxx_names_in_vain_is_the_reason(folder, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler -O3")
+    assert build.missing() == "there is no program no-such-compiler, which the variable CXX names as the C++ compiler"
 
 
 def test_without_a_compiler_the_reason_is_that(folder, monkeypatch):
@@ -100,6 +119,9 @@ def test_a_compiler_that_makes_nothing_and_a_library_without_the_function(folder
     assert build.kernel_library("plain") == f"{tmp_path}/compiler made no library"
     compiler(tmp_path, "echo nonsense > $out", monkeypatch)
     assert "invalid ELF header" in build.kernel_library("avx2") or "file too short" in build.kernel_library("avx2")
+    compiler(tmp_path, "printf 'int other;' > $out.c && cc -shared -fPIC -o $out $out.c && rm $out.c", monkeypatch)
+    build._library.cache_clear()
+    assert "undefined symbol" in build.kernel_library("avx512")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")

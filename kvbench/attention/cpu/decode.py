@@ -114,10 +114,14 @@ def attend(query: Tensor, work: Work, scaling: float, instructions: str | None =
     out = torch.empty(batch, count, heads_q, work.value_dim, dtype=query.dtype)
     sinks = work.logits.sinks
     sinks = None if sinks is None else sinks.float().contiguous()
-    phases = (PhaseStruct * len(work.phases))(*(PhaseStruct(*map(_part, pair)) for pair in work.phases))
-    library = build.kernel_library(instructions)
-    if isinstance(library, str):
-        raise RuntimeError(library)
+    structs = ("structs", instructions)
+    if structs not in work.prepared:
+        library = build.kernel_library(instructions)
+        if isinstance(library, str):
+            raise RuntimeError(library)
+        phases = (PhaseStruct * len(work.phases))(*(PhaseStruct(*map(_part, pair)) for pair in work.phases))
+        work.prepared[structs] = library, phases
+    library, phases = work.prepared[structs]
     # structs hold bare addresses: `phases`, `work`, `query`, `out` and `sinks` must live until the call has returned
     args = ArgsStruct(
         phases,

@@ -2,6 +2,9 @@
 
 #pragma once
 
+#include <thread>
+#include <vector>
+
 #include "lanes.hpp"
 
 namespace kvbench {
@@ -12,6 +15,19 @@ constexpr int SLACK = 4;        // floats behind the last score that `exact_valu
 constexpr float HIDDEN = -1e30f;  // score of a token that is not seen
 
 enum Kind { FULL, AFFINE, ATOM, HIERARCHICAL, OFFSET, FOLDED, CROSS };
+
+// Runs a function in as many threads: GOMP_parallel of the OpenMP library that torch has loaded.
+typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
+
+// Call `work` in `threads` threads, of which this one is the first; without OpenMP in threads of our own.
+inline void in_threads(Parallel parallel, unsigned threads, void (*work)(void *), void *data) {
+    if (threads < 2) return work(data);
+    if (parallel) return parallel(work, data, threads, 0);
+    std::vector<std::thread> others;
+    for (unsigned i = 1; i < threads; i++) others.emplace_back(work, data);
+    work(data);
+    for (std::thread &other : others) other.join();
+}
 
 // One segment of keys or of values, for all rows and KV heads.
 struct Part {
@@ -42,7 +58,7 @@ struct Args {
     int32_t phase_count, batch, heads, group, count, key_dim, value_dim, type;  // type of queries and output
     int32_t threads;
     float scale, cap;           // factor on products; 0 for no softcap
-    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);  // GOMP_parallel of torch's OpenMP, or null
+    Parallel parallel;          // or null
 };
 
 }  // namespace kvbench
