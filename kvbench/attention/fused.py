@@ -43,7 +43,7 @@ def attend_fused(
         described.logits = logits
         if observed:
             described.received = receiving(layer, query.shape[2], fresh=any(holder(layer).pending))
-        name, module, labels = picked(query, described, wanted)
+        module, labels = picked(query, described, wanted)
     except NotServed as reason:
         layer.paths.add(f"reference ({reason})")
         return None
@@ -56,13 +56,13 @@ def attend_fused(
     return out
 
 
-def picked(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleType, set[str]]:
-    """Return what :func:`pick` does, and the kernel's :func:`label`; on a CPU, steps alike are looked at once."""
+def picked(query: Tensor, described: Work, wanted: Kernels) -> tuple[ModuleType, set[str]]:
+    """Return the kernel that :func:`pick` chooses, and its :func:`label`; on a CPU, steps alike are looked at once."""
     alike = (wanted, query.shape, query.dtype) if query.device.type == "cpu" else None
-    known: tuple[str, ModuleType, set[str]] | None = described.prepared.get(alike)
+    known: tuple[ModuleType, set[str]] | None = described.prepared.get(alike)
     if known is None:
         name, module = pick(query, described, wanted)
-        known = name, module, label(name, described)
+        known = module, label(name, described)
         if alike is not None:
             described.prepared[alike] = known
     return known

@@ -111,7 +111,7 @@ class Policy(Generic[L]):
 
     @property
     def holds_codes(self) -> bool:
-        """True if tokens may be stored as codes; False if all are in full precision, so no kernel for codes is built."""
+        """True if tokens may be stored as codes; False if all are in full precision, so that no kernel is built."""
         return True
 
     @property

@@ -1,9 +1,8 @@
 """Compilation of the CPU kernel: what fails has a reason, and the reference path serves."""
 
+import multiprocessing
 import os
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +11,8 @@ import torch
 
 from kvbench.attention.cpu import build
 from kvbench.util import compiled
+
+FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def compiler(folder: Path, script: str, monkeypatch) -> Path:
     return folder / "log"
 
 
-EMPTY = "printf 'void kvbench_decode(void *a) {} int kvbench_pack(void *a) { return 0; }' > $out.c && cc -shared -fPIC -o $out $out.c && rm $out.c"
+FUNCTIONS = "void kvbench_decode(void *a) {} int kvbench_pack(void *a) { return 0; }"
+EMPTY = f"printf '{FUNCTIONS}' > $out.c && cc -shared -fPIC -o $out $out.c && rm $out.c"
 needs_cc = pytest.mark.skipif(not any(map(build.shutil.which, ("cc",))), reason="needs a C compiler")
 
 
@@ -156,27 +158,32 @@ def test_a_folder_that_others_could_write_to_is_closed(folder, monkeypatch):
     assert stat.S_IMODE(compiled.folder().stat().st_mode) == 0o700
 
 
+def started(count=1):
+    """Processes that need the library; forked, as importing torch would take seconds in each."""
+    processes = [FORK.Process(target=build.kernel_library, args=("plain",)) for _ in range(count)]
+    for process in processes:
+        process.start()
+    return processes
+
+
 @needs_cc
 def test_processes_that_need_it_at_once_compile_it_once(folder, tmp_path, monkeypatch):
     log = compiler(tmp_path, f"sleep 0.3; {EMPTY}", monkeypatch)
-    code = "from kvbench.attention.cpu import build; print(build.kernel_library('plain'))"
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
-        for _ in range(2)
-    ]
-    assert all(process.communicate()[0].startswith("Library") for process in started)
+    for process in started(3):
+        process.join()
+    assert log.read_text() == "call\n"
+    assert isinstance(build.kernel_library("plain"), build.Library)
     assert log.read_text() == "call\n"
 
 
 @needs_cc
 def test_a_process_that_is_killed_while_it_compiles_leaves_nothing_in_the_way(folder, tmp_path, monkeypatch):
     log = compiler(tmp_path, "echo half > $out; sleep 60", monkeypatch)
-    code = "from kvbench.attention.cpu import build; build.kernel_library('plain')"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path.cwd())
-    while not log.exists() and process.poll() is None:
+    (process,) = started()
+    while not log.exists() and process.is_alive():
         time.sleep(0.01)
     process.kill()
-    process.wait()
+    process.join()
     compiler(tmp_path, EMPTY, monkeypatch)
     assert isinstance(build.kernel_library("plain"), build.Library)
 
@@ -186,3 +193,21 @@ def test_threads_are_those_of_torch():
     if "USE_OPENMP=ON" not in torch.__config__.show():
         pytest.skip("this torch has no OpenMP")
     assert build._parallel() is not None
+
+
+def test_without_openmp_the_kernel_starts_threads_of_its_own(monkeypatch):
+    """The bits are the same; `test_cpu_decode` compares those of several threads of OpenMP."""
+    from kvbench.attention.cpu import decode
+    from tests.attention.test_cpu_decode import made, queries
+
+    if (reason := build.missing()) is not None:
+        pytest.skip(reason)
+    outs = []
+    for parallel, threads in ((build._parallel(), 1), (None, 3)):
+        monkeypatch.setattr(build, "_parallel", lambda parallel=parallel: parallel)
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        build._library.cache_clear()
+        work = made("int4 G32", [1500, 700], (20, 128))
+        outs.append(decode.attend(queries(work, 2), work, 0.2))
+    build._library.cache_clear()
+    assert torch.equal(*outs)

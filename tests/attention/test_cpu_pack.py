@@ -13,7 +13,6 @@ from kvbench.errors import NonFiniteError
 from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.quantizers.spec import PLANES
-
 from tests.attention.test_cpu_decode import SETS
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
