@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from kvbench.attention.cpu import build, decode
 from kvbench.attention.logits import Logits
-from kvbench.attention.phases import Format
+from kvbench.attention.phases import Format, describe_part
 from kvbench.attention.synthetic import FULL, Piece, dequantized_attention, layer, relative_error
+from kvbench.cache.segments.packed import PackedSegment
+from kvbench.quantizers import AffineQuantizer
 from kvbench.util.processor import cpu_flags
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
@@ -231,3 +233,36 @@ def test_a_row_without_tokens_gets_zeros():
     work.table[1, :, 2] = 0
     found = decode.attend(queries(work, 2), work, 0.2)
     assert not found[1].any() and found[0].any()
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_channel_of_the_query_that_is_far_larger_hides_no_other(dtype, instructions):
+    """All keys agree in channel 0, so the others alone decide which tokens are seen, 4096 times smaller as they are."""
+    work = made("keys per token", [300], (37, 37))
+    keys = torch.randn(1, 2, 300, 64, generator=torch.Generator().manual_seed(4)).clamp(-3, 3).bfloat16()
+    keys[..., 0], keys[..., 1] = -4.0, 4.0  # the least and the most of its group, in every token
+    segment = PackedSegment(
+        1, 2, 64, keys.dtype, "cpu", quantizer=AffineQuantizer(4, 32, "token"), side="key", capacity=300
+    )
+    segment.append(slice(0, 1), keys)
+    tail = work.phases[-1][0].buffer
+    tail[..., 0], tail[..., 1] = -4.0, 4.0
+    work.phases[0] = (describe_part(segment, 64), work.phases[0][1])
+    query = queries(work, 1)
+    query[..., 0] = 4096.0
+    found = decode.attend(query.to(dtype), work, 0.2, instructions)
+    wanted = dequantized_attention(query.to(dtype), work, 0.2)
+    # scores are about 3,000: fp32 has them to 2e-4, as the reference does
+    assert relative_error(found, wanted) < max(TOLERANCE[dtype], 1e-3)
+
+
+@pytest.mark.parametrize("name", ["int4 G32", "int2 G128", "atom int4"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_output_of_16_bits_is_as_near_as_the_reference_paths(name, dtype):
+    """Against queries in float32, where the kernel's error is a hundredth: 16 bits add what rounding the output adds."""
+    work = made(name, [700], (37, 37))
+    query = queries(work, 1, group=8, dtype=dtype)
+    exact = decode.attend(query.float(), work, 0.2)
+    found, rounded = decode.attend(query, work, 0.2), dequantized_attention(query, work, 0.2).to(dtype)
+    assert relative_error(found, exact) < 1.02 * relative_error(rounded, exact)
