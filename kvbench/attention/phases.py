@@ -28,7 +28,7 @@ from kvbench.attention.rope.rotation_tables import NotServed, rope_of
 from kvbench.attention.work import Codebook, Format, Part, Received, Work
 from kvbench.cache.kernels.jobs import upload
 from kvbench.cache.layer import KVLayer
-from kvbench.cache.segments.base import FullSegment
+from kvbench.cache.segments.base import FullSegment, Segment
 from kvbench.cache.segments.layout import TILE
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.cache.segments.scored import ScoredSegment
@@ -140,10 +140,9 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
             (:func:`divide_into_phases`), or the cache holds pre-RoPE keys that kernels cannot rotate.
     """
     order, counts, table = shared_phases(layer)
-    segments = layer.segments()
-    if layer.rope is not None or not all(type(segment) in (FullSegment, PackedSegment) for segment in segments):
+    buffers = [buffers_of(segment) for segment in layer.segments()]
+    if layer.rope is not None or any(buffer is None for buffer in buffers):
         return assembled(layer, order, counts, table, upper)
-    buffers = [segment.words if isinstance(segment, PackedSegment) else segment.buffer for segment in segments]
     known = layer.described
     if known is not None and known[:2] == (order, upper) and all(map(is_, known[2], buffers)):
         described: Work = known[3]
@@ -152,6 +151,13 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
     described = assembled(layer, order, counts, table, upper)
     layer.described = (order, upper, buffers, described)
     return described
+
+
+def buffers_of(segment: Segment) -> object | None:
+    """Return an object that is another one as soon as a segment has other buffers; None if its kind is not known."""
+    if type(segment) is FullSegment:
+        return segment.buffer
+    return segment.words if type(segment) is PackedSegment else None
 
 
 def shared_phases(

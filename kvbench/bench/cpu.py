@@ -64,8 +64,8 @@ def add_cpu_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=12, help="most runs of each contender (default: %(default)s)")
     parser.add_argument(
         "--seconds", type=float, default=10.0,
-        help="contenders are not run again after so many seconds (default: %(default)s); all rows, with both instruction "
-        "sets and with one thread and all threads, then take about 10 minutes",
+        help="contenders are not run again after so many seconds (default: %(default)s); all rows, with both "
+        "instruction sets, one thread and all threads, then take about 10 minutes",
     )  # fmt: skip
     parser.add_argument(
         "--out",

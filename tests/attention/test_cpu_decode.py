@@ -260,7 +260,7 @@ def test_a_channel_of_the_query_that_is_far_larger_hides_no_other(dtype, instruc
 @pytest.mark.parametrize("name", ["int4 G32", "int2 G128", "atom int4"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_an_output_of_16_bits_is_as_near_as_the_reference_paths(name, dtype):
-    """Against queries in float32, where the kernel's error is a hundredth: 16 bits add what rounding the output adds."""
+    """Against queries in float32, where the kernel's error is a hundredth of what rounding the output adds."""
     work = made(name, [700], (37, 37))
     query = queries(work, 1, group=8, dtype=dtype)
     exact = decode.attend(query.float(), work, 0.2)
