@@ -133,7 +133,7 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
         upper: True to read only the upper nibble of QuantSpec's 8-bit codes, as QuantSpec's drafts do.
 
     Returns:
-        The description, which a later call may change and return again.
+        The description. On a CPU, a later call may change it and return it again.
 
     Raises:
         NotServed: a segment has a format that no kernel reads, packed keys and values are not aligned
@@ -141,7 +141,8 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
     """
     order, counts, table = shared_phases(layer)
     buffers = [buffers_of(segment) for segment in layer.segments()]
-    if layer.rope is not None or any(buffer is None for buffer in buffers):
+    # on a GPU, where steps may be replayed without a call, a description would keep old buffers in memory
+    if layer.device.type != "cpu" or layer.rope is not None or any(buffer is None for buffer in buffers):
         return assembled(layer, order, counts, table, upper)
     known = layer.described
     if known is not None and known[:2] == (order, upper) and all(map(is_, known[2], buffers)):

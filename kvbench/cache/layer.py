@@ -119,8 +119,8 @@ class KVLayer(CacheLayerMixin):
         rope: function that applies the model's RoPE (:meth:`kvbench.attention.rope.rotary.Rotary.rotate`), if keys are
             stored before RoPE; else None.
         layers: number of layers of the cache; None for a layer by itself.
-        described: the description of the stores that attention kernels got last
-            (:func:`kvbench.attention.phases.work`); None before the first.
+        described: the description of the stores that the CPU kernel got last (:func:`kvbench.attention.phases.work`);
+            None before the first.
     """
 
     is_compileable = False
