@@ -279,19 +279,17 @@ def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         built = models(kind.startswith("tiny"))
         contenders: dict[tuple[str, str], Callable[[], object]] = {}
         checks = {}
+        room = tokens + (args.runs + 1) * len(args.threads) + 1
         for setting in ("fp16", *settings):
-            for arithmetic, model in built.items():
-                method, options = setting_of(setting)
-                room = tokens + (args.runs + 1) * len(args.threads) + 1
-                filled = load_method(method, **options).new_cache(model, max_length=room)
-                fill_at_random(model, filled, batch, tokens)
+            method, options = setting_of(setting)
+            caches = [load_method(method, **options).new_cache(model, max_length=room) for model in built.values()]
+            fill_at_random(next(iter(built.values())), caches[0], batch, tokens)
+            caches[1:] = [caches[0].clone() for _ in caches[1:]]  # what is stored does not depend on the arithmetic
+            for (arithmetic, model), filled in zip(built.items(), caches, strict=True):
                 if setting != "fp16":
                     twin = filled.clone()
                     twin.options = Options(kernels="reference")
-                    wanted, found = (
-                        decode_logits(model, twin, batch).float(),
-                        decode_logits(model, filled, batch).float(),
-                    )
+                    wanted, found = (decode_logits(model, cached, batch).float() for cached in (twin, filled))
                     checks[setting, arithmetic] = float((found - wanted).norm() / wanted.norm()), filled.path
                 contenders[setting, arithmetic] = partial(decode_logits, model, filled, batch)
         for threads in args.threads:
