@@ -48,6 +48,12 @@ FORMATS = {
     "int4 per token and head": (("folded", 4, "token", 0, 0, "fp32"), ("folded", 4, "token", 0, 0, "fp32")),
     "q8_0": (("offset", 8, "token", 32), ("offset", 8, "token", 32)),
     "q4_0": (("offset", 4, "token", 32), ("offset", 4, "token", 32)),
+    "fp8 per token and head": (("float", 8, "token", 0, 0, "fp32"), ("float", 8, "token", 0, 0, "fp32")),
+    "fp8": (("float", 8, "token", 0, 0, ""), ("float", 8, "token", 0, 0, "")),
+    "nvfp4": (("float", 4, "token", 16, 0, "e4m3"), ("float", 4, "token", 16, 0, "e4m3")),
+    "levels of 4 bits": (("levels", 4, "token", 0), ("affine", 4, "token", 0)),
+    "levels of 3 bits, normalised": (("levels_read", 3, "token", 0), ("affine", 3, "token", 0)),
+    "levels of 4 bits, normalised": (("levels_read", 4, "token", 0), ("float", 8, "token", 0, 0, "fp32")),
     "kvarn": (("cross", 4, "channel", 128), ("cross", 2, "token", 0)),
 }
 
@@ -191,9 +197,9 @@ def test_what_the_lists_do_not_name_is_refused():
     assert decode.refuses(queries(work, 1, group=100, count=3), work) == ("300 query rows of a KV head, more than 256")
     narrow = made("groups of 16", [300], (9, 9), channels=16)
     assert decode.refuses(queries(narrow, 1), narrow) == "heads of 16 channels"
-    fp8 = Format("float", 8, "token", 64, 0, "fp32")
-    floats = layer(*[[Piece(fp8, [300]), Piece(FULL, [9])]] * 2, heads=2, key_dim=64, value_dim=64)
-    assert decode.refuses(queries(floats, 1), floats) == "keys in codes of the kind float"
+    wide = Format("levels", 4, "token", 32)
+    other = layer([Piece(wide, [300]), Piece(FULL, [9])], [Piece(FULL, [309])], heads=2, key_dim=64, value_dim=64)
+    assert "keys in " in decode.refuses(queries(other, 1), other)
     meta = torch.zeros(1, 6, 1, 64, device="meta")
     assert decode.refuses(meta, work) == "the tokens are not on a CPU"
 

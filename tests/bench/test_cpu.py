@@ -11,7 +11,8 @@ from kvbench.bench import cpu
 
 ROW = {
     "name": "attention tiny 32k int4", "kernel": "cpu-avx2", "threads": 1, "gate": 2.0, "ratio": 1.818,
-    "fp16_ms": 4.0, "fp16_in": "bfloat16", "ms": 2.2, "in": "float32", "all_ms": {}, "right": True, "check": "error 1e-3",
+    "fp16_ms": 4.0, "fp16_in": "bfloat16", "ms": 2.2, "in": "float32", "all_ms": {},
+    "right": True, "check": "error 1e-3",
 }  # fmt: skip
 
 

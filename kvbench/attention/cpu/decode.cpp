@@ -97,7 +97,7 @@ void Layer::compute(Scratch &scratch, int number, int head) {
 
     // scores are counted from the beginning of the unit's first tile: those of its tokens are [first, last)
     const int64_t key = unit.key, value = unit.value;
-    if (phase.key.kind)
+    if (multiplies_codes(phase.key))
         for (int at = 0; at < last; at += TILE)
             packed_scores(scratch, phase.key, line, (int)((key - first + at) / TILE), at > first ? 0 : first - at,
                           last - at < TILE ? last - at : TILE, args.key_dim, scratch.scores + at);
@@ -127,7 +127,7 @@ void Layer::compute(Scratch &scratch, int number, int head) {
     }
     scratch.digit_count = args.type == BF16 ? 1 : 2;  // weights of values: 16 bits are finer than an output in bf16
     std::memset(partial, 0, sizeof(float) * rows * dim);
-    if (phase.value.kind)
+    if (multiplies_codes(phase.value))
         for (int at = 0; at < last; at += TILE)
             packed_values(scratch, phase.value, line, (int)((value - first + at) / TILE), at > first ? 0 : first - at,
                           last - at < TILE ? last - at : TILE, dim, scratch.scores + at);

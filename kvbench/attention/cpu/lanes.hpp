@@ -132,7 +132,7 @@ inline F exp2_of(F x) {
 
 // -- 16-bit floating-point numbers ----------------------------------------------------------------------------------
 
-enum Type { BF16, FP16, FP32 };
+enum Type { BF16, FP16, FP32, E4M3 };
 
 inline float widened(uint16_t half) {  // fp16
 #if defined(__F16C__)
@@ -157,11 +157,16 @@ inline float brain(uint16_t half) {  // bf16
     return value;
 }
 
+inline float quarter(uint8_t code) {  // e4m3: its bits, moved to those of fp16, are the number times 2^-8
+    return widened((uint16_t)((code & 0x80) << 8 | (code & 0x7f) << 7)) * 256.f;
+}
+
 // Element `i` of numbers of a type.
 inline float element(const void *from, Type type, int64_t i) {
     switch (type) {
         case BF16: return brain(((const uint16_t *)from)[i]);
         case FP16: return widened(((const uint16_t *)from)[i]);
+        case E4M3: return quarter(((const uint8_t *)from)[i]);
         default: return ((const float *)from)[i];
     }
 }

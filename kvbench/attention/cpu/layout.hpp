@@ -14,7 +14,8 @@ constexpr int UNIT = 512;       // tokens whose partial result is computed at on
 constexpr int SLACK = 4;        // floats behind the last score that `exact_values` may read, times zeros
 constexpr float HIDDEN = -1e30f;  // score of a token that is not seen
 
-enum Kind { FULL, AFFINE, ATOM, HIERARCHICAL, OFFSET, FOLDED, CROSS };
+// TABLE: a code stands for a number of a table, which no step and minimum give (fp8, nvfp4, TurboQuant's levels).
+enum Kind { FULL, AFFINE, ATOM, HIERARCHICAL, OFFSET, FOLDED, CROSS, TABLE };
 
 // Runs a function in as many threads: GOMP_parallel of the OpenMP library that torch has loaded.
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
@@ -41,8 +42,14 @@ struct Part {
     int32_t group, window, cuts;  // kvbench.attention.work.Format; `cuts` is the number of groups of a window
     int32_t type, param_type;   // of exact elements, and of params
     int32_t capacity;           // in tiles, or in tokens if exact
+    const float *table;         // of a code's number, [2^bits], if the kind is TABLE
+    float factor;               // of all numbers, in addition to that of their group
+    int32_t normed;             // 1: numbers are divided by the length of the vector of their token's numbers
     int32_t cross_tile;         // tokens that share the cross factors of their values; 1 for keys; 0: there are none
 };
+
+// True if products are of integers; else tokens are converted to fp32 first.
+inline bool multiplies_codes(const Part &part) { return part.kind != FULL && part.kind != TABLE; }
 
 struct Phase {
     Part key, value;

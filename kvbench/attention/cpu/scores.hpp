@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <cmath>
+
 #include "params.hpp"
 
 namespace kvbench {
@@ -166,21 +168,50 @@ inline void packed_scores(Scratch &scratch, const Part &part, int64_t head, int 
         }
 }
 
-// Convert exact tokens to fp32, [EXACT][channels]; tokens behind the last one are 0.
-inline void convert(const Part &part, int64_t head, int64_t first, int count, int channels, float *to) {
+// Look the codes of one token up in the table, and write its numbers, [channels]. `keys`: as for Words::read.
+inline void look_up(const Part &part, int64_t head, int64_t token, int channels, bool keys, float *to) {
+    const Planes planes = planes_of(part.bits);
+    const int widths[2] = {planes.upper, planes.lower}, within = (int)(token % TILE);
+    const int64_t tile = head * part.capacity + token / TILE;
+    int32_t codes[MOST_CHANNELS] = {};
+    for (int plane = 0; plane < 2 && widths[plane]; plane++) {
+        const int width = widths[plane], rows = 8 * width, shift = within / rows * width, mask = (1 << width) - 1;
+        const uint16_t *words = part.words[plane] + tile * rows * channels + within % rows * (keys ? channels : 1);
+        const int step = keys ? 1 : rows;
+        for (int c = 0; c < channels; c++) codes[c] = codes[c] << width | ((words[c * step] >> shift) & mask);
+    }
+    for (int c = 0; c < channels; c++) to[c] = part.table[codes[c]];
+    float factor = part.factor;
+    if (part.normed) {
+        F squares = {};
+        for (int c = 0; c < channels; c += L) squares += load<F>(to + c) * load<F>(to + c);
+        factor /= std::sqrt(sum_of(squares) + 1e-16f);
+    }
+    const int64_t at = head * part.param_head[0] + token * part.param_row[0];
+    for (int c = 0, group = 0; c < channels; c += part.group, group++) {
+        const float own = part.params[0] ? element(part.params[0], (Type)part.param_type, at + group) : 1.f;
+        for (int i = c; i < c + part.group; i++) to[i] *= own * factor;
+    }
+}
+
+// Convert tokens to fp32, [EXACT][channels]; tokens behind the last one are 0.
+inline void convert(const Part &part, int64_t head, int64_t first, int count, int channels, bool keys, float *to) {
     const int64_t from = (head * part.capacity + first) * channels;
     const int size = count * channels;
-    for (int i = 0; i < size; i += L) store(to + i, elements(part.buffer, (Type)part.type, from + i));
+    if (part.kind == TABLE)
+        for (int t = 0; t < count; t++) look_up(part, head, first + t, channels, keys, to + t * channels);
+    else
+        for (int i = 0; i < size; i += L) store(to + i, elements(part.buffer, (Type)part.type, from + i));
     std::memset(to + size, 0, sizeof(float) * (EXACT * channels - size));
 }
 
-// Scores of `count` exact tokens from number `first` on.
+// Scores of `count` tokens from number `first` on, which are exact or looked up.
 inline void exact_scores(Scratch &scratch, const Part &part, int64_t head, int64_t first, int count, int channels,
                          float *scores) {
     F sums[ROWS][2];
     for (int begin = 0; begin < count; begin += EXACT) {
         const int some = count - begin < EXACT ? count - begin : EXACT;
-        convert(part, head, first + begin, some, channels, scratch.exact);
+        convert(part, head, first + begin, some, channels, true, scratch.exact);
         transpose((const uint32_t *)scratch.exact, channels, EXACT, channels, (uint32_t *)scratch.turned, EXACT);
         for (int row = 0; row < scratch.rows; row += ROWS) {
             const int rows = scratch.rows - row < ROWS ? scratch.rows - row : ROWS;
