@@ -80,7 +80,7 @@ inline void exact_values(Scratch &scratch, const Part &part, int64_t head, int64
     F sums[ROWS][2];
     for (int begin = 0; begin < count; begin += EXACT) {
         const int some = count - begin < EXACT ? count - begin : EXACT;
-        convert(part, head, first + begin, some, channels, false, scratch.exact);
+        convert(scratch, part, head, first + begin, some, channels, false);
         for (int row = 0; row < scratch.rows; row += ROWS) {
             const int rows = scratch.rows - row < ROWS ? scratch.rows - row : ROWS;
             const float *p = probabilities + (int64_t)row * UNIT + begin;
