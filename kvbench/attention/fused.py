@@ -8,6 +8,7 @@ steps (several new tokens with a sliding window that hides some, formats that no
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from types import ModuleType
 
 import torch
@@ -18,6 +19,7 @@ from kvbench.attention.phases import NotServed, Work, holder, out_of_order, rece
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.progress import Kernels
 from kvbench.cache.segments.codebook import NuqSegment
+from kvbench.cache.segments.packed import HostPacker
 
 
 def attend_fused(
@@ -41,16 +43,29 @@ def attend_fused(
         described.logits = logits
         if observed:
             described.received = receiving(layer, query.shape[2], fresh=any(holder(layer).pending))
-        name, module = pick(query, described, wanted)
+        module, labels = picked(query, described, wanted)
     except NotServed as reason:
         layer.paths.add(f"reference ({reason})")
         return None
-    layer.paths.update(label(name, described))
-    with torch.cuda.device_of(query):  # kernels are launched on the current device: runtime.device=cuda:1
-        out = module.attend(query, described, scaling)
+    layer.paths |= labels
+    # kernels are launched on the current device: runtime.device=cuda:1
+    with torch.cuda.device_of(query) if query.device.type == "cuda" else nullcontext():
+        out: Tensor = module.attend(query, described, scaling)
     if described.received is not None:
         holder(layer).hold(described.received.buffer)
     return out
+
+
+def picked(query: Tensor, described: Work, wanted: Kernels) -> tuple[ModuleType, set[str]]:
+    """Return the kernel that :func:`pick` chooses, and its :func:`label`; on a CPU, steps alike are looked at once."""
+    alike = (wanted, query.shape, query.dtype) if query.device.type == "cpu" else None
+    known: tuple[ModuleType, set[str]] | None = described.prepared.get(alike)
+    if known is None:
+        name, module = pick(query, described, wanted)
+        known = module, label(name, described)
+        if alike is not None:
+            described.prepared[alike] = known
+    return known
 
 
 def label(name: str, described: Work) -> set[str]:
@@ -114,16 +129,19 @@ def load_kernel(name: str) -> ModuleType | str:
         return str(error)
 
 
-def prepare() -> None:
+def prepare() -> HostPacker | None:
     """Compile the CPU kernel, unless it has been compiled before, so that no step waits for it.
 
-    If the machine cannot compile it, a warning gives the reason and a remedy.
+    Returns:
+        The function that packs tokens on a CPU. None if the machine cannot compile it; a warning says why, and how it
+        could.
     """
-    cpu = load_kernel("cpu")
-    if isinstance(cpu, ModuleType) and (reason := cpu.build.missing()):
-        warnings.warn(
-            f"packed caches are read in plain torch, which is slow: {reason} ({cpu.build.HINT})", stacklevel=3
-        )
+    from kvbench.attention.cpu import build, pack
+
+    if reason := build.missing():
+        warnings.warn(f"packed caches are read in plain torch, which is slow: {reason} ({build.HINT})", stacklevel=3)
+        return None
+    return pack.pack_tokens
 
 
 def observing(name: str) -> ModuleType | str:

@@ -102,16 +102,20 @@ CPU_KEYS = Rows(
         Reads("offset", (8,), _ONE, ("fp32",)),
         Reads("offset", (4, 8), {"token": (32,)}),
         Reads("folded", (4,), _ONE, ("fp32",)),
+        Reads("float", (8,), _ONE, ("fp32", "")),
+        Reads("float", (4,), {"token": (16,)}, ("e4m3",)),
+        Reads("levels", (3, 4), _ONE),
+        Reads("levels_read", (3, 4), _ONE),
     )
 )
-#: formats of values that the CPU kernel reads: of the same kinds those per token
+#: formats of values that the CPU kernel reads: of the same kinds those per token, without levels
 CPU_VALUES = Rows(
     (
         EXACT,
         *(
             Reads(row.kind, row.bits, {"token": row.groups["token"]}, row.scales)
             for row in CPU_KEYS
-            if "token" in row.groups
+            if "token" in row.groups and not row.kind.startswith("levels")
         ),
         Reads("cross", (2, 3, 4, 8), _ONE, _AFFINE),
     )

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation import GenerationMode
 
-from kvbench.attention.logits import hands_over
+from kvbench.attention.logits import SINKS, SOFTCAP, hands_over
 from kvbench.errors import CacheError, ModelError
 from kvbench.models.layer_types import INSTEAD, unserved
 from kvbench.models.layers import LayerKind, layer_kinds
@@ -52,6 +52,12 @@ def check_speculation(speculation: Any, kinds: Sequence[LayerKind], name: str) -
             "back over rejected drafts, so it cannot decode speculatively.\n"
             "  hint: choose a method without speculation, such as method=kivi"
         )
+
+
+def changes_logits(model: PreTrainedModel) -> bool:
+    """Return True if a model hands a softcap or sinks to its attention, which kernels apply to exact tokens too."""
+    classes = {type(module) for module in model.modules()}
+    return any(hands_over(kind, name) for kind in classes for name in (SOFTCAP, SINKS))
 
 
 def uses_interface(model: PreTrainedModel) -> bool:

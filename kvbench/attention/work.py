@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -141,6 +142,7 @@ class Work:
             and one that is launched normally add up partial results in the same order.
         received: where to write the attention that tokens receive; None if the method does not observe it.
         rope: the rotation that keys still need, if they are stored before RoPE; else None.
+        prepared: what the CPU kernel has prepared for these buffers, by the name that it is kept under.
     """
 
     phases: list[tuple[Part, Part]]
@@ -153,6 +155,7 @@ class Work:
     logits: Logits = PLAIN
     received: Received | None = None
     rope: Rope | None = None
+    prepared: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def signature(self) -> tuple[tuple[Format, Format], ...]:
         """Return a pair for each phase: the format of its keys and the format of its values.

@@ -1,8 +1,8 @@
 """``python -m kvbench.bench cpu``: packed caches against fp16's on this CPU, for each instruction set and thread count.
 
 Contenders of a row are run in turn, and each gets the least time of its runs: processor time of the process with one
-thread, wall time with more. A ratio is fp16's time over the setting's; fp16 is timed in both arithmetics (16 bits and
-float32 over the same 16-bit cache) and its faster one counts. The same run compares the values with the reference path.
+thread, wall time with more. A ratio is fp16's time over the setting's; both are timed in both arithmetics (16 bits and
+float32 over the same 16-bit cache) and the faster one counts. The same run compares the values with the reference path.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-#: instruction sets, and whether ATEN_CPU_CAPABILITY limits torch, and with it the kernel, to one
-SETS = {"best": False, "avx2": True}
+#: instruction sets, and the variables that limit torch, with it the kernel, and oneDNN to one
+SETS = {"best": {}, "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}}
 #: rows by name: ratio that is required of the best instruction set
 GATES = {
     "attention tiny 32k int4": 2.0,
@@ -61,8 +61,17 @@ def add_cpu_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--instructions", nargs="+", choices=SETS, default=list(SETS), help="default: %(default)s")
     parser.add_argument("--threads", nargs="+", type=int, help="default: 1, and all that torch uses")
     parser.add_argument("--only", default="", metavar="TEXT", help="measure only rows whose name contains this")
-    parser.add_argument("--runs", type=int, default=12, help="runs of each contender (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="JSON file, or its folder (default: results/cpu)")
+    parser.add_argument("--runs", type=int, default=12, help="most runs of each contender (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0,
+        help="contenders are not run again after so many seconds (default: %(default)s); all rows, with both "
+        "instruction sets, one thread and all threads, then take about 10 minutes",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="JSON file, or its folder (default: results/cpu); the table goes beside it, as Markdown",
+    )
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -73,48 +82,78 @@ def measure_cpu(args: argparse.Namespace) -> int:
             print(json.dumps(row), flush=True)
         return 0
     rows = []
+    began = time.perf_counter()
     for name in args.instructions:
-        limit = {"ATEN_CPU_CAPABILITY": name} if SETS[name] else {}
         again = [sys.executable, "-m", "kvbench.bench", *args.argv, "--part"]
-        with subprocess.Popen(again, env={**os.environ, **limit}, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(again, env={**os.environ, **SETS[name]}, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                row = {"set": name, **json.loads(line)}
+                row = json.loads(line)
+                if name == "avx2":
+                    row["gate"] *= AVX2_SHARE
                 rows.append(row)
-                print(bench_line(row), flush=True)
+                print("  ".join(cells(row)), flush=True)
         if process.returncode:
             return process.returncode
     from kvbench.bench import report
+    from kvbench.util import atomic
 
-    place = (
-        args.out if args.out is not None and args.out.suffix == ".json" else report.result_folder(args.out) / "cpu.json"
-    )
-    report.write_json(place, {"machine": report.machine(), "command": " ".join(args.argv), "rows": rows})
-    print(f"# {place}")
+    place = report.json_file(args, "cpu")
+    about = {**report.machine(), "command": " ".join(args.argv), "seconds": round(time.perf_counter() - began)}
+    report.write_json(place, {**about, "rows": rows})
+    atomic.replace_file(place.with_suffix(".md"), markdown(about, rows).encode())
+    print(f"{place}, {place.with_suffix('.md')} ({about['seconds']} s)")
     return int(any(not row["right"] for row in rows))
 
 
-def bench_line(row: Mapping[str, Any]) -> str:
-    """Format a row for the screen.
+#: columns of the table
+HEADS = ("", "kernel", "threads", "fp16, ms", "packed, ms", "ratio", "at least", "check of values")
 
-    The text gives its name, the kernel with its instruction set, the number of threads, the times in ms, their ratio
-    with the least ratio that passes, and the check of the values.
-    """
-    gate = row["gate"] * (AVX2_SHARE if row["set"] == "avx2" else 1)
+
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Format a row for the columns of :data:`HEADS`; times with the arithmetic in which they are least."""
     return (
-        f"{row['name']:34s} {row['kernel']:16s} {row['threads']} thr  fp16 {row['fp16_ms']:9.3f} ({row['fp16_in']})  "
-        f"packed {row['ms']:9.3f} ({row['in']})  {row['ratio']:5.2f}x of {gate:.2f} "
-        f"{'ok  ' if row['ratio'] >= gate else 'LESS'} {row['check']}{'' if row['right'] else ' WRONG'}"
+        row["name"],
+        row["kernel"],
+        str(row["threads"]),
+        f"{row['fp16_ms']:.3f} ({row['fp16_in']})",
+        f"{row['ms']:.3f} ({row['in']})",
+        f"{row['ratio']:.2f}x" if row["ratio"] >= row["gate"] else f"**{row['ratio']:.2f}x**",
+        f"{row['gate']:.2f}x",
+        row["check"] if row["right"] else f"**WRONG**: {row['check']}",
     )
 
 
-def least(contenders: Mapping[Any, Callable[[], object]], runs: int, threads: int) -> dict[Any, float]:
-    """Run contenders in turn, and return the least time of each in ms."""
+def markdown(about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows as a Markdown table, with the machine and the command, and ratios below the least one in bold."""
+    lines = [HEADS, ("---", "---", *["--:"] * 5, "---"), *map(cells, rows)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return (
+        f"`python -m kvbench.bench {about['command']}` on {about['device']}, torch {about['versions']['torch']}, "
+        f"{about['date'][:10]}, {about['seconds']} s. Least of alternating runs: processor time with one thread, wall "
+        "time with more; each in the faster of two arithmetics over a cache in bfloat16. Errors: of attention in "
+        "bfloat16 and in float32; of logits likewise, where many layers in 16 bits turn any rounding into noise.\n\n"
+        f"{table}\n"
+    )
+
+
+def least(contenders: Mapping[Any, Callable[[], object]], args: argparse.Namespace, threads: int) -> dict[Any, float]:
+    """Run contenders in turn with a number of threads, and return the least time of each in ms.
+
+    Each is run at least once, at most ``--runs`` times, until ``--seconds`` have passed. Those that take less than a
+    second are run once before.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
     clock = time.process_time if threads == 1 else time.perf_counter
-    for contender in contenders.values():
-        contender()
     times: dict[Any, float] = {}
-    for _ in range(runs):
+    end = time.perf_counter() + args.seconds
+    for turn in range(args.runs + 1):
+        if turn and time.perf_counter() > end:
+            break
+        if turn == 1 and max(times.values()) < 1000:
+            times.clear()  # the first run of each finds no memory allocated and nothing in the processor's caches
         for name, contender in contenders.items():
             start = clock()
             contender()
@@ -123,13 +162,12 @@ def least(contenders: Mapping[Any, Callable[[], object]], runs: int, threads: in
 
 
 def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure all rows with the instruction set and the threads of this process."""
+    """Measure all rows with the instruction set of this process."""
     import torch
 
-    for threads in args.threads or sorted({1, torch.get_num_threads()}):
-        torch.set_num_threads(threads)
-        for rows in (attention, steps, perplexity):
-            yield from rows(args, threads)
+    args.threads = args.threads or sorted({1, torch.get_num_threads()})
+    for rows in (attention, steps, perplexity):
+        yield from rows(args)
 
 
 def chosen(args: argparse.Namespace, start: str) -> list[str]:
@@ -153,7 +191,7 @@ def ratios(
     }  # fmt: skip
 
 
-def attention(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]]:
+def attention(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure decode attention of one layer, over random codes, against torch's SDPA over as many exact tokens."""
     import torch
 
@@ -179,9 +217,10 @@ def attention(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]
             )
             contenders["packed", dtype_label(dtype)] = partial(decode.attend, query, work, scaling)
             contenders["fp16", dtype_label(dtype)] = partial(sdpa, query, stored, scaling)
-        times = least(contenders, args.runs, threads)
         right = errors[0] < 4.5e-3 and errors[1] < 2e-5
-        yield ratios(name, threads, times, "packed", right, f"error {errors[0]:.1e}, {errors[1]:.1e}")
+        for threads in args.threads:
+            times = least(contenders, args, threads)
+            yield ratios(name, threads, times, "packed", right, f"error {errors[0]:.1e}, {errors[1]:.1e}")
 
 
 def sdpa(query: Any, stored: Any, scaling: float) -> Any:
@@ -196,6 +235,7 @@ def dtype_label(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@cache
 def models(tiny: bool) -> dict[str, Any]:
     """Return a random model once per arithmetic, by the arithmetic's name; the caches of both are in bfloat16."""
     import torch
@@ -222,7 +262,7 @@ def setting_of(name: str) -> tuple[str, dict[str, str]]:
     return method, {"quantizer": quantizer} if quantizer else {}
 
 
-def steps(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]]:
+def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure whole decode steps of models after long prompts, whose keys and values are random."""
     from kvbench.cache.progress import Options
     from kvbench.measure.random_fill import fill_at_random
@@ -239,27 +279,27 @@ def steps(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]]:
         built = models(kind.startswith("tiny"))
         contenders: dict[tuple[str, str], Callable[[], object]] = {}
         checks = {}
+        room = tokens + (args.runs + 1) * len(args.threads) + 1
         for setting in ("fp16", *settings):
-            for arithmetic, model in built.items():
-                method, options = setting_of(setting)
-                cache = load_method(method, **options).new_cache(model, max_length=tokens + 4 * args.runs)
-                fill_at_random(model, cache, batch, tokens)
+            method, options = setting_of(setting)
+            caches = [load_method(method, **options).new_cache(model, max_length=room) for model in built.values()]
+            fill_at_random(next(iter(built.values())), caches[0], batch, tokens)
+            caches[1:] = [caches[0].clone() for _ in caches[1:]]  # what is stored does not depend on the arithmetic
+            for (arithmetic, model), filled in zip(built.items(), caches, strict=True):
                 if setting != "fp16":
-                    twin = cache.clone()
+                    twin = filled.clone()
                     twin.options = Options(kernels="reference")
-                    wanted, found = (
-                        decode_logits(model, twin, batch).float(),
-                        decode_logits(model, cache, batch).float(),
-                    )
-                    checks[setting, arithmetic] = float((found - wanted).norm() / wanted.norm()), cache.path
-                contenders[setting, arithmetic] = partial(decode_logits, model, cache, batch)
-        times = least(contenders, args.runs, threads)
-        for setting in settings:
-            mine = {key: value for key, value in times.items() if key[0] in ("fp16", setting)}
-            errors, paths = zip(*(checks[setting, arithmetic] for arithmetic in built), strict=True)
-            right = errors[1] < 1e-4  # of random weights, many layers in 16 bits turn any rounding into noise
-            check = f"logits {errors[0]:.1e}, {errors[1]:.1e}; {'; '.join(sorted(set(paths)))}"
-            yield ratios(f"step {shape} {setting}", threads, mine, setting, right, check)
+                    wanted, found = (decode_logits(model, cached, batch).float() for cached in (twin, filled))
+                    checks[setting, arithmetic] = float((found - wanted).norm() / wanted.norm()), filled.path
+                contenders[setting, arithmetic] = partial(decode_logits, model, filled, batch)
+        for threads in args.threads:
+            times = least(contenders, args, threads)
+            for setting in settings:
+                mine = {key: value for key, value in times.items() if key[0] in ("fp16", setting)}
+                errors, paths = zip(*(checks[setting, arithmetic] for arithmetic in built), strict=True)
+                right = errors[1] < 1e-4  # of random weights, many layers in 16 bits turn any rounding into noise
+                check = f"logits {errors[0]:.1e}, {errors[1]:.1e}; {'; '.join(sorted(set(paths)))}"
+                yield ratios(f"step {shape} {setting}", threads, mine, setting, right, check)
 
 
 def decode_logits(model: Any, cache: Any, batch: int) -> Any:
@@ -270,8 +310,8 @@ def decode_logits(model: Any, cache: Any, batch: int) -> Any:
         return model(torch.arange(batch)[:, None] + 3, past_key_values=cache).logits
 
 
-def perplexity(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any]]:
-    """Measure the time of the likelihood of 2,048 tokens, computed as in decoding token by token."""
+def perplexity(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure the likelihood of a window of 2,048 tokens, fed as decoding would feed it."""
     for name in chosen(args, "perplexity"):
         setting, built = name.rpartition(" ")[2], models(tiny=False)
         contenders = {
@@ -280,8 +320,10 @@ def perplexity(args: argparse.Namespace, threads: int) -> Iterator[dict[str, Any
             for arithmetic, model in built.items()
         }
         wanted, found = (nll(built["float32"], setting, kernels) for kernels in ("reference", "auto"))
-        times = least(contenders, 2, threads)
-        yield ratios(name, threads, times, setting, abs(found / wanted - 1) < 1e-5, f"nll {found:.4f}, {wanted:.4f}")
+        for threads in args.threads:
+            times = least(contenders, args, threads)
+            check = f"nll {found:.4f}, {wanted:.4f}"
+            yield ratios(name, threads, times, setting, abs(found / wanted - 1) < 1e-5, check)
 
 
 def nll(model: Any, setting: str, kernels: Any = "auto") -> float:

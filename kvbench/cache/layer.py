@@ -119,6 +119,8 @@ class KVLayer(CacheLayerMixin):
         rope: function that applies the model's RoPE (:meth:`kvbench.attention.rope.rotary.Rotary.rotate`), if keys are
             stored before RoPE; else None.
         layers: number of layers of the cache; None for a layer by itself.
+        described: the description of the stores that the CPU kernel got last (:func:`kvbench.attention.phases.work`);
+            None before the first.
     """
 
     is_compileable = False
@@ -153,6 +155,7 @@ class KVLayer(CacheLayerMixin):
         self.paths: set[str] = set()
         self.pairs: set[tuple[int, int]] = set()
         self.observed: Tensor | None = None
+        self.described: Any = None
 
     # -- the open prompt ---------------------------------------------------------------------------------------------
 
@@ -251,7 +254,7 @@ class KVLayer(CacheLayerMixin):
         watch_segments(self)
         for segment in self.segments():
             if isinstance(segment, PackedSegment):
-                segment.packs = self.progress.packs
+                segment.packs, segment.packer = self.progress.packs, self.progress.packer
             elif isinstance(segment, RollingSegment):
                 segment.rolls = self.progress.rolls
 
@@ -713,7 +716,7 @@ class KVLayer(CacheLayerMixin):
         """Return an independent copy of the layer for a cache whose layers share `progress`."""
         twin = copy(self)
         twin.progress, twin.order, twin.firm = progress, list(self.order), list(self.firm)
-        twin.paths, twin.pairs = set(self.paths), set(self.pairs)
+        twin.paths, twin.pairs, twin.described = set(self.paths), set(self.pairs), None
         twin.keys_store = self.keys_store and self.keys_store.clone()
         twin.values_store = self.values_store and self.values_store.clone()
         if self.prompt is not None:

@@ -110,6 +110,11 @@ class Policy(Generic[L]):
         return False
 
     @property
+    def holds_codes(self) -> bool:
+        """True if tokens may be stored as codes; False if all are in full precision, so that no kernel is built."""
+        return True
+
+    @property
     def drops_tokens(self) -> bool:
         """True if the method evicts tokens, apart from those that a model's sliding window hides."""
         return False

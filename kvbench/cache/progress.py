@@ -22,6 +22,7 @@ from kvbench.cache.kernels.pack_together import Job, Thin
 from kvbench.cache.kernels.roll_together import Roll
 from kvbench.cache.policy import CacheState
 from kvbench.cache.prompts import Prompts
+from kvbench.cache.segments.packed import HostPacker
 from kvbench.cache.watch import Watches
 from kvbench.errors import CacheError
 
@@ -223,6 +224,7 @@ class Progress:
         frozen: True while nothing may be packed or dropped, because the newest tokens may still be taken back
             (speculative decoding).
         upper: True while attention decodes only the upper 4 bits of each 8-bit code, as QuantSpec's draft does.
+        packer: packs tokens on a CPU (:attr:`kvbench.cache.segments.packed.PackedSegment.packer`); None: torch does.
         rank: under tensor parallelism, the number of this process and the number of processes among which the KV heads
             are divided; ``(0, 1)`` for a process that has all heads.
         span: number of tokens after which a forward pass over known tokens (perplexity) stops to let the method pack or
@@ -235,6 +237,8 @@ class Progress:
             for one kernel launch.
         tables: tables in device memory that tell attention kernels how many tokens of each format a row has, and where.
             Layers with equal tables share one (:func:`kvbench.attention.phases.shared_table`).
+        placed: the phases of layers, by the numbers of tokens in their segments
+            (:func:`kvbench.attention.phases.shared_phases`).
         plans: what the queries of the current pass over known tokens see, for layers that hold the same tokens in the
             same formats (:mod:`kvbench.attention.foreseen`).
         plain_masks: for each sliding window (None: no window) the last answer of
@@ -252,12 +256,14 @@ class Progress:
     method_state: CacheState | None = None
     frozen: bool = False
     upper: bool = False
+    packer: HostPacker | None = None
     rank: tuple[int, int] = (0, 1)
     span: int | None = None
     watches: Watches = field(init=False, default_factory=Watches)
     packs: Deferred[Job | Thin] = field(init=False, default_factory=Deferred)
     rolls: Deferred[Roll] = field(init=False, default_factory=Deferred)
     tables: dict[Any, Tensor] = field(init=False, default_factory=dict)
+    placed: dict[Any, Any] = field(init=False, default_factory=dict)
     plans: dict[Any, Any] = field(init=False, default_factory=dict)
     plain_masks: dict[int | None, tuple[Any, bool, Tensor]] = field(init=False, default_factory=dict)
 

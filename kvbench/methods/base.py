@@ -322,7 +322,7 @@ class Method(Policy["KVLayer"]):
         """
         from kvbench.attention import fused
         from kvbench.attention.register import attach
-        from kvbench.attention.served import check_served, check_speculation
+        from kvbench.attention.served import changes_logits, check_served, check_speculation
         from kvbench.cache import KVCache
         from kvbench.models.layers import layer_kinds
         from kvbench.util.attachment import placement
@@ -337,11 +337,11 @@ class Method(Policy["KVLayer"]):
         except ConfigError as error:
             raise for_python(error, self.quantizer) from error
         attach(model)
-        if model.device.type == "cpu":
-            fused.prepare()
         check_speculation(self.speculation, kinds, type(model).__name__)
         cache = KVCache(self, len(kinds), prompts, max_length, kinds=kinds)
         cache.progress.storage = placement(model).storage
+        if model.device.type == "cpu" and (any(own.holds_codes for own in methods) or changes_logits(model)):
+            cache.progress.packer = fused.prepare()
         for layer, own in zip(cache.kv_layers, methods, strict=True):
             layer.method = own
         team = placement(model).team

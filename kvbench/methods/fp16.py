@@ -22,6 +22,11 @@ class FP16(Method):
     On a layer with a sliding window it keeps the newest ``window - 1`` tokens, as stock transformers does.
     """
 
+    @property
+    def holds_codes(self) -> bool:
+        """False: all tokens are in full precision."""
+        return False
+
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """Return one full-precision segment, allocated for the expected length."""
         return [self.full(layer, side, capacity=layer.expected_length())]

@@ -62,6 +62,11 @@ class KeepMethod(Scorer, Kivi):
         return self.keep != 1
 
     @property
+    def holds_codes(self) -> bool:
+        """False without a quantizer: prompt tokens are dropped, and those that stay are in full precision."""
+        return self.quantizer is not None
+
+    @property
     def prompt_only(self) -> bool:  # type: ignore[override]
         """True without a quantizer: only prompt tokens are dropped, and none are packed."""
         return self.quantizer is None

@@ -121,6 +121,11 @@ class RecencyMethod(Method):
         return type(self).settle is RecencyMethod.settle
 
     @property
+    def holds_codes(self) -> bool:
+        """False with :attr:`evict`: tokens are dropped instead of being packed."""
+        return not self.evict
+
+    @property
     def drops_tokens(self) -> bool:
         """True with :attr:`evict`: tokens are dropped instead of being packed."""
         return self.evict

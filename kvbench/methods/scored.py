@@ -61,6 +61,11 @@ class ScoredMethod(Scorer, Method):
     # -- what follows from it ---------------------------------------------------------------------------------------
 
     @property
+    def holds_codes(self) -> bool:
+        """False: tokens are dropped, and those that stay are in full precision."""
+        return False
+
+    @property
     def drops_tokens(self) -> bool:
         """True: prompt tokens beyond the budget are dropped."""
         return True

@@ -90,6 +90,11 @@ class StreamingLLM(Method):
         return type(self).settle is StreamingLLM.settle
 
     @property
+    def holds_codes(self) -> bool:
+        """False: tokens are dropped, and those that stay are in full precision."""
+        return False
+
+    @property
     def drops_tokens(self) -> bool:
         """True: tokens between the sinks and the window are dropped."""
         return True

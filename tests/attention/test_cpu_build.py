@@ -1,9 +1,8 @@
 """Compilation of the CPU kernel: what fails has a reason, and the reference path serves."""
 
+import multiprocessing
 import os
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +11,8 @@ import torch
 
 from kvbench.attention.cpu import build
 from kvbench.util import compiled
+
+FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def compiler(folder: Path, script: str, monkeypatch) -> Path:
     return folder / "log"
 
 
-EMPTY = "printf 'void kvbench_decode(void *a) {}' > $out.c && cc -shared -fPIC -o $out $out.c && rm $out.c"
+FUNCTIONS = "void kvbench_decode(void *a) {} int kvbench_pack(void *a) { return 0; }"
+EMPTY = f"printf '{FUNCTIONS}' > $out.c && cc -shared -fPIC -o $out $out.c && rm $out.c"
 needs_cc = pytest.mark.skipif(not any(map(build.shutil.which, ("cc",))), reason="needs a C compiler")
 
 
@@ -56,10 +58,29 @@ def test_a_library_is_compiled_once_and_is_the_users_alone(folder, tmp_path, mon
 @needs_cc
 def test_a_library_that_was_cut_short_is_compiled_once_more(folder, tmp_path, monkeypatch):
     log = compiler(tmp_path, EMPTY, monkeypatch)
-    path = build._built(str(tmp_path / "compiler"), "plain")  # in another process, say
+    path = build._built([str(tmp_path / "compiler")], "plain")  # in another process, say
     path.write_bytes(b"")
     assert isinstance(build.kernel_library("plain"), build.Library)
     assert log.read_text() == "call\n" * 2
+
+
+@needs_cc
+def test_cxx_may_have_several_words(folder, tmp_path, monkeypatch):
+    log = compiler(tmp_path, EMPTY, monkeypatch)
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text('#!/bin/sh\nexec "$@"\n')
+    wrapper.chmod(0o700)
+    monkeypatch.setenv("CXX", f"{wrapper} '{tmp_path}/compiler' -Dsome")
+    assert isinstance(build.kernel_library("plain"), build.Library) and log.read_text() == "call\n"
+    (tmp_path / "compiler").write_text((tmp_path / "compiler").read_text() + "# newer\n")
+    build._library.cache_clear()
+    build.kernel_library("plain")  # the wrapped compiler is another one
+    assert log.read_text() == "call\n" * 2
+
+
+def test_a_compiler_that_cxx_names_in_vain_is_the_reason(folder, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler -O3")
+    assert build.missing() == "there is no program no-such-compiler, which the variable CXX names as the C++ compiler"
 
 
 def test_without_a_compiler_the_reason_is_that(folder, monkeypatch):
@@ -100,6 +121,9 @@ def test_a_compiler_that_makes_nothing_and_a_library_without_the_function(folder
     assert build.kernel_library("plain") == f"{tmp_path}/compiler made no library"
     compiler(tmp_path, "echo nonsense > $out", monkeypatch)
     assert "invalid ELF header" in build.kernel_library("avx2") or "file too short" in build.kernel_library("avx2")
+    compiler(tmp_path, "printf 'int other;' > $out.c && cc -shared -fPIC -o $out $out.c && rm $out.c", monkeypatch)
+    build._library.cache_clear()
+    assert "undefined symbol" in build.kernel_library("avx512")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
@@ -134,27 +158,32 @@ def test_a_folder_that_others_could_write_to_is_closed(folder, monkeypatch):
     assert stat.S_IMODE(compiled.folder().stat().st_mode) == 0o700
 
 
+def started(count=1):
+    """Processes that need the library; forked, as importing torch would take seconds in each."""
+    processes = [FORK.Process(target=build.kernel_library, args=("plain",)) for _ in range(count)]
+    for process in processes:
+        process.start()
+    return processes
+
+
 @needs_cc
 def test_processes_that_need_it_at_once_compile_it_once(folder, tmp_path, monkeypatch):
     log = compiler(tmp_path, f"sleep 0.3; {EMPTY}", monkeypatch)
-    code = "from kvbench.attention.cpu import build; print(build.kernel_library('plain'))"
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
-        for _ in range(2)
-    ]
-    assert all(process.communicate()[0].startswith("Library") for process in started)
+    for process in started(3):
+        process.join()
+    assert log.read_text() == "call\n"
+    assert isinstance(build.kernel_library("plain"), build.Library)
     assert log.read_text() == "call\n"
 
 
 @needs_cc
 def test_a_process_that_is_killed_while_it_compiles_leaves_nothing_in_the_way(folder, tmp_path, monkeypatch):
     log = compiler(tmp_path, "echo half > $out; sleep 60", monkeypatch)
-    code = "from kvbench.attention.cpu import build; build.kernel_library('plain')"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path.cwd())
-    while not log.exists() and process.poll() is None:
+    (process,) = started()
+    while not log.exists() and process.is_alive():
         time.sleep(0.01)
     process.kill()
-    process.wait()
+    process.join()
     compiler(tmp_path, EMPTY, monkeypatch)
     assert isinstance(build.kernel_library("plain"), build.Library)
 
@@ -164,3 +193,21 @@ def test_threads_are_those_of_torch():
     if "USE_OPENMP=ON" not in torch.__config__.show():
         pytest.skip("this torch has no OpenMP")
     assert build._parallel() is not None
+
+
+def test_without_openmp_the_kernel_starts_threads_of_its_own(monkeypatch):
+    """The bits are the same; `test_cpu_decode` compares those of several threads of OpenMP."""
+    from kvbench.attention.cpu import decode
+    from tests.attention.test_cpu_decode import made, queries
+
+    if (reason := build.missing()) is not None:
+        pytest.skip(reason)
+    outs = []
+    for parallel, threads in ((build._parallel(), 1), (None, 3)):
+        monkeypatch.setattr(build, "_parallel", lambda parallel=parallel: parallel)
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        build._library.cache_clear()
+        work = made("int4 G32", [1500, 700], (20, 128))
+        outs.append(decode.attend(queries(work, 2), work, 0.2))
+    build._library.cache_clear()
+    assert torch.equal(*outs)

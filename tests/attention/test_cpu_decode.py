@@ -9,17 +9,20 @@ from hypothesis import strategies as st
 
 from kvbench.attention.cpu import build, decode
 from kvbench.attention.logits import Logits
-from kvbench.attention.phases import Format
+from kvbench.attention.phases import Format, describe_part
 from kvbench.attention.synthetic import FULL, Piece, dequantized_attention, layer, relative_error
+from kvbench.cache.segments.packed import PackedSegment
+from kvbench.quantizers import AffineQuantizer
 from kvbench.util.processor import cpu_flags
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
-#: instruction sets of this machine; `plain` runs on all
+#: instruction sets of this machine (Linux writes avx512_vnni, compilers avx512vnni); `plain` runs on all
+HERE = {flag.replace("_", "") for flag in cpu_flags()}
 SETS = [
     name
     for name, flags in build.SETS.items()
-    if name != "neon" and all(flag.removeprefix("-m") in cpu_flags() for flag in flags)
+    if name != "neon" and all(flag.removeprefix("-m") in HERE for flag in flags)
 ]
 #: largest error for queries in fp32; for 16 bits that of the CUDA kernel (check_kernels.TOLERANCE), of which rounding
 #: the output to bf16 takes most
@@ -45,6 +48,12 @@ FORMATS = {
     "int4 per token and head": (("folded", 4, "token", 0, 0, "fp32"), ("folded", 4, "token", 0, 0, "fp32")),
     "q8_0": (("offset", 8, "token", 32), ("offset", 8, "token", 32)),
     "q4_0": (("offset", 4, "token", 32), ("offset", 4, "token", 32)),
+    "fp8 per token and head": (("float", 8, "token", 0, 0, "fp32"), ("float", 8, "token", 0, 0, "fp32")),
+    "fp8": (("float", 8, "token", 0, 0, ""), ("float", 8, "token", 0, 0, "")),
+    "nvfp4": (("float", 4, "token", 16, 0, "e4m3"), ("float", 4, "token", 16, 0, "e4m3")),
+    "levels of 4 bits": (("levels", 4, "token", 0), ("affine", 4, "token", 0)),
+    "levels of 3 bits, normalised": (("levels_read", 3, "token", 0), ("affine", 3, "token", 0)),
+    "levels of 4 bits, normalised": (("levels_read", 4, "token", 0), ("float", 8, "token", 0, 0, "fp32")),
     "kvarn": (("cross", 4, "channel", 128), ("cross", 2, "token", 0)),
 }
 
@@ -188,11 +197,15 @@ def test_what_the_lists_do_not_name_is_refused():
     assert decode.refuses(queries(work, 1, group=100, count=3), work) == ("300 query rows of a KV head, more than 256")
     narrow = made("groups of 16", [300], (9, 9), channels=16)
     assert decode.refuses(queries(narrow, 1), narrow) == "heads of 16 channels"
-    fp8 = Format("float", 8, "token", 64, 0, "fp32")
-    floats = layer(*[[Piece(fp8, [300]), Piece(FULL, [9])]] * 2, heads=2, key_dim=64, value_dim=64)
-    assert decode.refuses(queries(floats, 1), floats) == "keys in codes of the kind float"
+    wide = Format("levels", 4, "token", 32)
+    other = layer([Piece(wide, [300]), Piece(FULL, [9])], [Piece(FULL, [309])], heads=2, key_dim=64, value_dim=64)
+    assert "keys in " in decode.refuses(queries(other, 1), other)
     meta = torch.zeros(1, 6, 1, 64, device="meta")
     assert decode.refuses(meta, work) == "the tokens are not on a CPU"
+
+
+def test_the_set_that_is_chosen_is_among_those_that_are_tested():
+    assert build.instructions() in (*SETS, "neon")
 
 
 def test_torchs_limit_on_instructions_is_obeyed(monkeypatch):
@@ -226,3 +239,36 @@ def test_a_row_without_tokens_gets_zeros():
     work.table[1, :, 2] = 0
     found = decode.attend(queries(work, 2), work, 0.2)
     assert not found[1].any() and found[0].any()
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_channel_of_the_query_that_is_far_larger_hides_no_other(dtype, instructions):
+    """All keys agree in channel 0, so the others alone decide which tokens are seen, 4096 times smaller as they are."""
+    work = made("keys per token", [300], (37, 37))
+    keys = torch.randn(1, 2, 300, 64, generator=torch.Generator().manual_seed(4)).clamp(-3, 3).bfloat16()
+    keys[..., 0], keys[..., 1] = -4.0, 4.0  # the least and the most of its group, in every token
+    segment = PackedSegment(
+        1, 2, 64, keys.dtype, "cpu", quantizer=AffineQuantizer(4, 32, "token"), side="key", capacity=300
+    )
+    segment.append(slice(0, 1), keys)
+    tail = work.phases[-1][0].buffer
+    tail[..., 0], tail[..., 1] = -4.0, 4.0
+    work.phases[0] = (describe_part(segment, 64), work.phases[0][1])
+    query = queries(work, 1)
+    query[..., 0] = 4096.0
+    found = decode.attend(query.to(dtype), work, 0.2, instructions)
+    wanted = dequantized_attention(query.to(dtype), work, 0.2)
+    # scores are about 3,000: fp32 has them to 2e-4, as the reference does
+    assert relative_error(found, wanted) < max(TOLERANCE[dtype], 1e-3)
+
+
+@pytest.mark.parametrize("name", ["int4 G32", "int2 G128", "atom int4"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_output_of_16_bits_is_as_near_as_the_reference_paths(name, dtype):
+    """Against queries in float32, where the kernel's error is a hundredth of what rounding the output adds."""
+    work = made(name, [700], (37, 37))
+    query = queries(work, 1, group=8, dtype=dtype)
+    exact = decode.attend(query.float(), work, 0.2)
+    found, rounded = decode.attend(query, work, 0.2), dequantized_attention(query, work, 0.2).to(dtype)
+    assert relative_error(found, exact) < 1.02 * relative_error(rounded, exact)

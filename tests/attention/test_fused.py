@@ -322,3 +322,25 @@ class TestOnAGpu:
             found = errors(name, kernels, count, dtype, lengths, monkeypatch)
             assert len(found) == 12
             assert max(found) < 3e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "model", "compiles"),
+    [
+        ("fp16", {}, "llama", False),
+        ("streamingllm", {"budget": 64}, "llama", False),
+        ("snapkv", {"budget": 64}, "llama", False),
+        ("h2o", {"budget": 64}, "llama", False),
+        ("keep", {"quantizer": "none"}, "llama", False),
+        ("kivi", {"evict": True}, "llama", False),
+        ("kivi", {}, "llama", True),
+        ("keep", {"quantizer": "int4"}, "llama", True),
+        ("fp16", {}, "gemma2", True),
+        ("fp16", {}, "gpt_oss", True),
+    ],
+)
+def test_the_kernel_of_a_cpu_is_compiled_where_it_may_serve(name, options, model, compiles, monkeypatch):
+    calls = []
+    monkeypatch.setattr(fused, "prepare", lambda: calls.append("compiled"))
+    load_method(name, **options).new_cache(zoo.model(model))
+    assert calls == ["compiled"] * compiles

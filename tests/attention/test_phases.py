@@ -224,3 +224,53 @@ def test_attention_is_received_by_the_segment_that_holds_scores():
 )
 def test_tokens_with_one_format_of_keys_and_one_of_values_are_a_phase(keys, values, window, wanted):
     assert phases.pairs_of_row(keys, values, window) == wanted
+
+
+def same_description(kept, fresh):
+    assert kept.counts == fresh.counts and torch.equal(kept.table, torch.tensor(fresh.counts, dtype=torch.int32))
+    assert kept.signature() == fresh.signature() and kept.room == fresh.room
+    for mine, other in zip(kept.phases, fresh.phases, strict=True):
+        for a, b in zip(mine, other, strict=True):
+            assert a.buffer is b.buffer
+            assert list(map(id, a.words)) == list(map(id, b.words))
+            assert list(map(id, a.params)) == list(map(id, b.params))
+
+
+@pytest.mark.parametrize("settings", [{"residual": 32}, {"residual": 32, "sinks": 4, "quantizer": "int4"}])
+def test_a_description_is_kept_until_a_buffer_moves(settings):
+    """Through growing tails and packed segments: what a kernel gets is what it would get without memory."""
+    layer = zoo.new_layer(load_method("kivi", **settings))
+    keys, values = zoo.random_kv(200, batch=2)
+    zoo.feed(layer, keys[:, :, :20], values[:, :, :20])
+    kept = set()
+    for n in range(20, 200, 3):
+        zoo.feed(layer, keys[:, :, n : n + 3], values[:, :, n : n + 3])
+        described = work(layer)
+        order, counts = divide_into_phases(layer)
+        same_description(described, phases.assembled(layer, order, counts, described.table))
+        kept.add(id(described))
+    assert 2 <= len(kept) < 20
+    before = described
+    layer.batch_select_indices(torch.tensor([1]))
+    described = work(layer)
+    assert described is not before
+    same_description(described, phases.assembled(layer, *divide_into_phases(layer), described.table))
+    assert work(layer.clone(layer.progress)) is not described
+
+
+def test_the_upper_nibbles_have_a_description_of_their_own():
+    layer = zoo.new_layer(load_method("quantspec"))
+    zoo.feed(layer, *zoo.random_kv(300, channels=64))
+    both, upper = work(layer).signature(), work(layer, upper=True).signature()
+    assert both != upper and work(layer).signature() == both
+
+
+def test_layers_alike_share_phases_and_table():
+    first = zoo.new_layer(load_method("kivi", residual=32))
+    second, other = (type(first)(first.method, index, first.progress) for index in (1, 2))
+    keys, values = zoo.random_kv(90)
+    for layer, count in ((first, 80), (second, 80), (other, 90)):
+        zoo.feed(layer, keys[:, :, :count], values[:, :, :count])
+    one, two, three = map(work, (first, second, other))
+    assert one.table is two.table and one.counts is two.counts and one.phases is not two.phases
+    assert three.counts != one.counts and first.pairs == second.pairs

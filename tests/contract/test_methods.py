@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from kvbench.attention.work import Work
 from kvbench.cache import KVCache, Parts, Prompts
 from kvbench.cache.progress import Progress
 from kvbench.cache.segments.packed import PackedSegment
@@ -213,7 +214,9 @@ def reachable(kv: KVCache) -> list[torch.Tensor]:
         if isinstance(
             thing, Progress
         ):  # a step's mask, and where phases begin: kernels need them, and no token is there
-            seen |= {id(thing.tables), id(thing.plain_masks)}
+            seen |= {id(thing.tables), id(thing.placed), id(thing.plain_masks)}
+        if isinstance(thing, Work):
+            seen.add(id(thing.table))
         if isinstance(thing, torch.Tensor):
             tensors.append(thing)
         elif isinstance(thing, dict | list | tuple | set) or type(thing).__module__.startswith(("kvbench", "tests")):

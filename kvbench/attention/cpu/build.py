@@ -1,7 +1,7 @@
 """Compilation of the CPU kernel by the machine's compiler, once per machine and instruction set.
 
-The same source is compiled for one of several instruction sets (:data:`SETS`): the best that torch may use, so that
-``ATEN_CPU_CAPABILITY`` limits this kernel too. It has a plain C interface and no dependencies, so a compiler takes a
+The same sources are compiled for one of several instruction sets (:data:`SETS`): the best that torch may use, so that
+``ATEN_CPU_CAPABILITY`` limits this kernel too. They have a plain C interface and no dependencies, so a compiler takes a
 few seconds; the library is kept in the user's cache folder (:mod:`kvbench.util.compiled`). Without a compiler or a
 folder that can be written, :func:`missing` says why, and attention runs in plain torch.
 """
@@ -12,6 +12,7 @@ import ctypes
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -39,7 +40,10 @@ SETS = {
     "neon": (),
     "plain": (),
 }
-FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-ffp-contract=fast", "-fno-strict-aliasing", "-fno-math-errno")
+FLAGS = (
+    *("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread"),
+    *("-ffp-contract=fast", "-fno-strict-aliasing", "-fno-math-errno"),
+)
 #: seconds after which a compiler is stopped, and for which another process's failure counts
 LIMIT_S, REMEMBERED_S = 120.0, 600.0
 HINT = "hint: install a C++ compiler, for example g++ (apt install g++), or name one in the variable CXX"
@@ -51,11 +55,14 @@ class Library:
 
     Args:
         decode: the C function ``kvbench_decode``; its argument is the address of a struct ``Args``.
+        pack: the C function ``kvbench_pack``; its argument is the address of a struct ``Packing``. It returns 0 if all
+            tokens were packed, and another number if one of them has no finite scale.
         parallel: address of ``GOMP_parallel`` of the OpenMP library that torch uses, so that both share threads; None
-            if it was not found; the kernel then runs in one thread.
+            if it was not found; the kernel then starts threads of its own.
     """
 
     decode: Callable[[object], None]
+    pack: Callable[[object], int]
     parallel: int | None
 
 
@@ -90,34 +97,62 @@ def kernel_library(chosen: str | None = None) -> Library | str:
 
 @cache
 def _library(chosen: str) -> Library | str:
-    compiler = shutil.which(os.environ.get("CXX") or "") or next(
-        filter(None, map(shutil.which, ("g++", "clang++"))), None
-    )
-    if compiler is None:
-        return "there is no C++ compiler"
     try:
+        compiler = _compiler()
         path = _built(compiler, chosen)
         try:
             return _loaded(path)
         except OSError:  # cut short, as by a power failure: compiled once more
             path.unlink(missing_ok=True)
             return _loaded(_built(compiler, chosen))
-    except (OSError, Timeout, RuntimeError) as error:
+    except (OSError, AttributeError, Timeout, RuntimeError, ValueError) as error:
         return " ".join(str(error).split())[:300]
 
 
-def _built(compiler: str, chosen: str) -> Path:
+def _compiler() -> list[str]:
+    """Return the command that compiles C++: ``CXX``, which may have several words (``ccache g++``), or what is found.
+
+    Raises:
+        RuntimeError: there is none, or ``CXX`` names none.
+    """
+    words = shlex.split(os.environ.get("CXX", ""))
+    if not words:
+        words = next(([name] for name in ("g++", "clang++") if shutil.which(name)), [])
+    if not words:
+        raise RuntimeError("there is no C++ compiler")
+    program = shutil.which(words[0])
+    if program is None:
+        raise RuntimeError(f"there is no program {words[0]}, which the variable CXX names as the C++ compiler")
+    return [program, *words[1:]]
+
+
+def _version(words: list[str]) -> str:
+    """Return what changes when one of the programs of a command does: their paths, sizes and times."""
+    programs = [Path(program).resolve() for program in map(shutil.which, words) if program]
+    stats = [(program, program.stat()) for program in programs]
+    return " ".join(f"{program} {stat.st_size} {stat.st_mtime_ns}" for program, stat in stats)
+
+
+def _built(compiler: list[str], chosen: str) -> Path:
     """Return the path of the library, compiled or found in the cache.
+
+    Args:
+        compiler: the command, without flags.
 
     Raises:
         OSError: the cache folder cannot be used.
         RuntimeError: the compiler failed, or took too long.
     """
     flags = (*FLAGS, *SETS[chosen])
-    real = Path(compiler).resolve()
-    version = f"{real} {real.stat().st_size} {real.stat().st_mtime_ns}"
     sources = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".hpp"))
-    words = [version, cpu_name(), platform.machine(), *flags, *(path.read_text(encoding="utf-8") for path in sources)]
+    words = [
+        _version(compiler),
+        *compiler,
+        cpu_name(),
+        platform.machine(),
+        *flags,
+        *(path.read_text(encoding="utf-8") for path in sources),
+    ]
     path = compiled.folder() / f"{compiled.key(*words)}.so"
     if not path.exists():  # a complete library needs no lock, so a folder that can only be read will do
         failure = path.with_suffix(".failed")
@@ -126,7 +161,7 @@ def _built(compiler: str, chosen: str) -> Path:
                 if failure.exists() and time.time() - failure.stat().st_mtime < REMEMBERED_S:
                     raise RuntimeError(failure.read_text(encoding="utf-8"))
                 try:
-                    _compile([compiler, *flags, str(Path(__file__).parent / "decode.cpp")], path)
+                    _compile([*compiler, *flags, *(str(path) for path in sources if path.suffix == ".cpp")], path)
                 except RuntimeError as error:
                     atomic.replace_file(failure, str(error).encode())
                     raise
@@ -157,19 +192,23 @@ def _compile(command: list[str], path: Path) -> None:
 
 def _loaded(path: Path) -> Library:
     opened = ctypes.CDLL(str(path))
-    decode = opened.kvbench_decode
-    decode.argtypes, decode.restype = [ctypes.c_void_p], None
-    return Library(decode, _parallel())
+    for function, result in ((opened.kvbench_decode, None), (opened.kvbench_pack, ctypes.c_int)):
+        function.argtypes, function.restype = [ctypes.c_void_p], result
+    return Library(opened.kvbench_decode, opened.kvbench_pack, _parallel())
 
 
 @cache
 def _parallel() -> int | None:
-    """Return the address of ``GOMP_parallel`` in the OpenMP library that torch has loaded, or None."""
-    try:
+    """Return the address of ``GOMP_parallel`` in the OpenMP library that torch has loaded, or None.
+
+    It is looked for in torch's own folder, among what torch shares with all libraries, and in what Linux has mapped.
+    """
+    found: list[str | None] = [*map(str, sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*"))), None]
+    with suppress(OSError):
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    for path in dict.fromkeys(re.findall(r"(/\S*(?:gomp|iomp5|libomp)\S*)", maps)):
-        with suppress(OSError, AttributeError):
-            return ctypes.cast(ctypes.CDLL(path).GOMP_parallel, ctypes.c_void_p).value
+        found += dict.fromkeys(re.findall(r"(/\S*(?:gomp|iomp5|libomp)\S*)", maps))
+    for path in found:
+        with suppress(OSError, AttributeError):  # RTLD_NOLOAD: only a library that is loaded already
+            opened = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW if path else ctypes.DEFAULT_MODE)
+            return ctypes.cast(opened.GOMP_parallel, ctypes.c_void_p).value
     return None

@@ -91,13 +91,13 @@ void Layer::compute(Scratch &scratch, int number, int head) {
     const int64_t line = (int64_t)unit.row * args.heads + head;
     const int first = unit.lead, last = unit.lead + unit.count, dim = args.value_dim;
     float *partial = of(number, head), *most = partial + rows * dim, *sum = most + rows;
-    scratch.rows = rows, scratch.digit_count = args.type == FP32 ? 2 : 1;
+    scratch.rows = rows, scratch.digit_count = 2;  // queries of any type
     scratch.out = partial;
     read_queries(args, unit.row, head, args.cap ? args.scale : args.scale * LOG2E, scratch.query);
 
     // scores are counted from the beginning of the unit's first tile: those of its tokens are [first, last)
     const int64_t key = unit.key, value = unit.value;
-    if (phase.key.kind)
+    if (multiplies_codes(phase.key))
         for (int at = 0; at < last; at += TILE)
             packed_scores(scratch, phase.key, line, (int)((key - first + at) / TILE), at > first ? 0 : first - at,
                           last - at < TILE ? last - at : TILE, args.key_dim, scratch.scores + at);
@@ -125,8 +125,9 @@ void Layer::compute(Scratch &scratch, int number, int head) {
         std::memset(scores + width, 0, sizeof(float) * (UNIT - width));
         sum[r] = sum_of(weights);
     }
+    scratch.digit_count = args.type == BF16 ? 1 : 2;  // weights of values: 16 bits are finer than an output in bf16
     std::memset(partial, 0, sizeof(float) * rows * dim);
-    if (phase.value.kind)
+    if (multiplies_codes(phase.value))
         for (int at = 0; at < last; at += TILE)
             packed_values(scratch, phase.value, line, (int)((value - first + at) / TILE), at > first ? 0 : first - at,
                           last - at < TILE ? last - at : TILE, dim, scratch.scores + at);
@@ -159,7 +160,7 @@ void Layer::merge(int row, int head) {
     }
 }
 
-void work(void *layer_) {
+static void work(void *layer_) {
     Layer &layer = *(Layer *)layer_;
     const Args &args = layer.args;
     thread_local std::unique_ptr<Scratch> scratch(new Scratch);
@@ -186,8 +187,7 @@ extern "C" void kvbench_decode(const kvbench::Args *args) {
     kvbench::Layer layer(*args);
     const int64_t items = (int64_t)layer.units.size() * args->heads;
     const unsigned threads = (unsigned)(args->threads < items ? args->threads : items);
-    if (args->parallel && threads > 1) args->parallel(kvbench::work, &layer, threads, 0);
-    else kvbench::work(&layer);
+    kvbench::in_threads(args->parallel, threads, kvbench::work, &layer);
     for (int b = 0; b < args->batch; b++)  // no unit has written the output of a row without tokens
         if (layer.begins[b] == layer.begins[b + 1])
             for (int h = 0; h < args->heads; h++) layer.merge(b, h);

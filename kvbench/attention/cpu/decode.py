@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,14 +18,18 @@ from kvbench.attention.cpu.build import kernel_name as kernel_name
 from kvbench.attention.phases import Part, Work
 from kvbench.attention.reads import CPU_KEYS, CPU_VALUES, misfit
 from kvbench.cache.segments.layout import TILE
+from kvbench.quantizers.turboquant import levels, stored_codes
 
 #: channels of a head that the kernel takes
 HEAD_DIMS = range(32, 257, 16)
 #: largest number of query rows of a KV head (query heads per KV head times new tokens)
 MOST_ROWS = 256
 #: dtypes, and kinds of formats, by their numbers in `lanes.hpp` and `layout.hpp`
-TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-KINDS = {"full": 0, "affine": 1, "atom": 2, "hierarchical": 3, "offset": 4, "folded": 5, "cross": 6}
+TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
+KINDS = {
+    **{"full": 0, "affine": 1, "atom": 2, "hierarchical": 3, "offset": 4, "folded": 5, "cross": 6},
+    **dict.fromkeys(("float", "levels", "levels_read"), 7),
+}
 
 
 class PartStruct(Structure):
@@ -45,6 +50,9 @@ class PartStruct(Structure):
         ("type", c_int32),
         ("param_type", c_int32),
         ("capacity", c_int32),
+        ("table", c_void_p),
+        ("factor", c_float),
+        ("normed", c_int32),
         ("cross_tile", c_int32),
     )
 
@@ -114,10 +122,16 @@ def attend(query: Tensor, work: Work, scaling: float, instructions: str | None =
     out = torch.empty(batch, count, heads_q, work.value_dim, dtype=query.dtype)
     sinks = work.logits.sinks
     sinks = None if sinks is None else sinks.float().contiguous()
-    phases = (PhaseStruct * len(work.phases))(*(PhaseStruct(*map(_part, pair)) for pair in work.phases))
-    library = build.kernel_library(instructions)
-    if isinstance(library, str):
-        raise RuntimeError(library)
+    structs = ("structs", instructions)
+    if structs not in work.prepared:
+        library = build.kernel_library(instructions)
+        if isinstance(library, str):
+            raise RuntimeError(library)
+        phases = (PhaseStruct * len(work.phases))(
+            *(PhaseStruct(_part(key, work.key_dim), _part(value, work.value_dim)) for key, value in work.phases)
+        )
+        work.prepared[structs] = library, phases
+    library, phases = work.prepared[structs]
     # structs hold bare addresses: `phases`, `work`, `query`, `out` and `sinks` must live until the call has returned
     args = ArgsStruct(
         phases,
@@ -143,7 +157,26 @@ def attend(query: Tensor, work: Work, scaling: float, instructions: str | None =
     return out
 
 
-def _part(part: Part) -> PartStruct:
+@cache
+def number_table(kind: str, bits: int, channels: int) -> Tensor:
+    """Return the number for which each code stands before its factors, fp32 ``[2**bits]``.
+
+    Args:
+        kind: ``float``, ``levels`` or ``levels_read`` (:class:`kvbench.attention.work.Format`).
+        channels: channels of a head, on which TurboQuant's levels depend.
+    """
+    with torch.inference_mode(False):  # kept, so it outlives the mode in which it is made
+        if kind == "float" and bits == 8:
+            return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+        if kind == "float":
+            magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+            return torch.cat([magnitudes, -magnitudes])
+        table = torch.empty(2**bits)
+        table[stored_codes(bits)] = levels(channels, bits)
+        return table
+
+
+def _part(part: Part, channels: int) -> PartStruct:
     """Return the struct of one segment of keys or of values."""
     form = part.format
     if part.buffer is not None:
@@ -163,9 +196,12 @@ def _part(part: Part) -> PartStruct:
         form.window,
         -(-form.window // form.group),
         0,  # type of exact elements, of which there are none
-        TYPES[part.params[0].dtype],
+        TYPES[part.params[0].dtype] if part.params else 0,
         part.words[0].shape[2],
     )
+    if KINDS[form.kind] == KINDS["float"]:
+        struct.table = number_table(form.kind, form.bits, channels).data_ptr()
+        struct.factor, struct.normed = part.factor, form.kind == "levels_read"
     if form.kind == "cross":  # capacity in tokens / rows of factors: keys have one for each token
         struct.cross_tile = part.words[0].shape[2] * TILE // part.params[2].shape[2]
     return struct

@@ -94,6 +94,32 @@ inline void store_short(int16_t *to, I x) {
 #endif
 }
 
+// L whole numbers of 16 bits, without sign.
+inline I shorts(const uint16_t *from) {
+#if defined(__AVX512BW__)
+    return (I)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(__AVX2__)
+    return (I)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from));
+#else
+    I wide;
+    for (int lane = 0; lane < L; lane++) wide[lane] = from[lane];
+    return wide;
+#endif
+}
+
+// table[index] in each lane.
+inline F gathered(const float *table, I index) {
+#if defined(__AVX512BW__)
+    return (F)_mm512_i32gather_ps((__m512i)index, table, 4);
+#elif defined(__AVX2__)
+    return (F)_mm256_i32gather_ps(table, (__m256i)index, 4);
+#else
+    F x;
+    for (int lane = 0; lane < L; lane++) x[lane] = table[index[lane]];
+    return x;
+#endif
+}
+
 // The larger of two; b if one of them is NaN.
 inline F larger(F a, F b) { return a > b ? a : b; }
 inline F magnitude(F x) { return (F)((I)x & 0x7fffffff); }

@@ -2,6 +2,9 @@
 
 #pragma once
 
+#include <thread>
+#include <vector>
+
 #include "lanes.hpp"
 
 namespace kvbench {
@@ -11,7 +14,21 @@ constexpr int UNIT = 512;       // tokens whose partial result is computed at on
 constexpr int SLACK = 4;        // floats behind the last score that `exact_values` may read, times zeros
 constexpr float HIDDEN = -1e30f;  // score of a token that is not seen
 
-enum Kind { FULL, AFFINE, ATOM, HIERARCHICAL, OFFSET, FOLDED, CROSS };
+// TABLE: a code stands for a number of a table, which no step and minimum give (fp8, nvfp4, TurboQuant's levels).
+enum Kind { FULL, AFFINE, ATOM, HIERARCHICAL, OFFSET, FOLDED, CROSS, TABLE };
+
+// Runs a function in as many threads: GOMP_parallel of the OpenMP library that torch has loaded.
+typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
+
+// Call `work` in `threads` threads, of which this one is the first; without OpenMP in threads of our own.
+inline void in_threads(Parallel parallel, unsigned threads, void (*work)(void *), void *data) {
+    if (threads < 2) return work(data);
+    if (parallel) return parallel(work, data, threads, 0);
+    std::vector<std::thread> others;
+    for (unsigned i = 1; i < threads; i++) others.emplace_back(work, data);
+    work(data);
+    for (std::thread &other : others) other.join();
+}
 
 // One segment of keys or of values, for all rows and KV heads.
 struct Part {
@@ -25,8 +42,14 @@ struct Part {
     int32_t group, window, cuts;  // kvbench.attention.work.Format; `cuts` is the number of groups of a window
     int32_t type, param_type;   // of exact elements, and of params
     int32_t capacity;           // in tiles, or in tokens if exact
+    const float *table;         // of a code's number, [2^bits], if the kind is TABLE
+    float factor;               // of all numbers, in addition to that of their group
+    int32_t normed;             // 1: numbers are divided by the length of the vector of their token's numbers
     int32_t cross_tile;         // tokens that share the cross factors of their values; 1 for keys; 0: there are none
 };
+
+// True if products are of integers; else tokens are converted to fp32 first.
+inline bool multiplies_codes(const Part &part) { return part.kind != FULL && part.kind != TABLE; }
 
 struct Phase {
     Part key, value;
@@ -42,7 +65,7 @@ struct Args {
     int32_t phase_count, batch, heads, group, count, key_dim, value_dim, type;  // type of queries and output
     int32_t threads;
     float scale, cap;           // factor on products; 0 for no softcap
-    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);  // GOMP_parallel of torch's OpenMP, or null
+    Parallel parallel;          // or null
 };
 
 }  // namespace kvbench

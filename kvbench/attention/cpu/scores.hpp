@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <cmath>
+
 #include "params.hpp"
 
 namespace kvbench {
@@ -15,7 +17,7 @@ constexpr int MOST_CHANNELS = 256;
 // What a thread needs while it works on a unit.
 struct alignas(64) Scratch {
     uint32_t words[TILE / 2 * MOST_CHANNELS], planes[TILE / 2 * MOST_CHANNELS];
-    float exact[EXACT * MOST_CHANNELS], turned[EXACT * MOST_CHANNELS];
+    float exact[EXACT * MOST_CHANNELS], turned[EXACT * MOST_CHANNELS], block[EXACT * MOST_CHANNELS];
     float step[MOST_BLOCKS * TILE], base[MOST_BLOCKS * TILE], raw[MOST_BLOCKS * TILE];
     int16_t digits[(MOST_BLOCKS > MOST_GROUPS ? MOST_BLOCKS : MOST_GROUPS) * ROWS * MOST_CHANNELS];
     float factor[MOST_BLOCKS * ROWS], bias[MOST_BLOCKS * ROWS], sums[MOST_BLOCKS * ROWS];
@@ -166,21 +168,96 @@ inline void packed_scores(Scratch &scratch, const Part &part, int64_t head, int 
         }
 }
 
-// Convert exact tokens to fp32, [EXACT][channels]; tokens behind the last one are 0.
-inline void convert(const Part &part, int64_t head, int64_t first, int count, int channels, float *to) {
+// L codes of tokens in words that lie side by side: of one token and L channels, or of one channel and L tokens.
+struct CodeReader {
+    const Part &part;
+    int channels;
+    bool keys;
+
+    // Codes from channel `c` on (keys), or of channel `c` from token `token` on.
+    I read(int64_t tile, int token, int c) const {
+        const Planes planes = planes_of(part.bits);
+        I codes = one(0, planes.upper, tile, token, c);
+        return planes.lower ? (codes << planes.lower) | one(1, planes.lower, tile, token, c) : codes;
+    }
+
+    I one(int plane, int width, int64_t tile, int token, int c) const {
+        const int rows = 8 * width, shift = token / rows * width, row = token % rows;
+        const uint16_t *words = part.words[plane] + tile * rows * channels;
+        return (shorts(words + (keys ? row * channels + c : c * rows + row)) >> shift) & ((1 << width) - 1);
+    }
+};
+
+// The factor of a group of a token's numbers.
+inline float factor_of(const Part &part, int64_t head, int64_t token, int group) {
+    if (!part.params[0]) return part.factor;
+    const int64_t at = head * part.param_head[0] + token * part.param_row[0] + group;
+    return element(part.params[0], (Type)part.param_type, at) * part.factor;
+}
+
+// Look up EXACT keys from number `first` on, a multiple of EXACT; lanes are channels. `to` is [EXACT][channels].
+inline void look_up_keys(const Part &part, int64_t head, int64_t first, int channels, float *to) {
+    const CodeReader reader = {part, channels, true};
+    const int64_t tile = head * part.capacity + first / TILE;
+    for (int t = 0; t < EXACT; t++, to += channels) {
+        F squares = {};
+        for (int c = 0; c < channels; c += L) {
+            const F number = gathered(part.table, reader.read(tile, (int)(first % TILE) + t, c));
+            store(to + c, number);
+            squares += number * number;
+        }
+        const float length = part.normed ? std::sqrt(sum_of(squares) + 1e-16f) : 1.f;
+        for (int c = 0; c < channels; c += part.group) {
+            const float factor = factor_of(part, head, first + t, c / part.group) / length;
+            for (int i = c; i < c + part.group; i += L) store(to + i, load<F>(to + i) * factor);
+        }
+    }
+}
+
+// The same of values, whose codes have a plane of 4 bits or two: EXACT tokens are one field, and lanes are tokens.
+// `spare` is [channels][EXACT].
+inline void look_up_values(const Part &part, int64_t head, int64_t first, int channels, float *spare, float *to) {
+    const CodeReader reader = {part, channels, false};
+    const int64_t tile = head * part.capacity + first / TILE;
+    float factors[EXACT];
+    for (int c = 0; c < channels; c++) {
+        if (c % part.group == 0)
+            for (int t = 0; t < EXACT; t++) factors[t] = factor_of(part, head, first + t, c / part.group);
+        for (int t = 0; t < EXACT; t += L)
+            store(spare + c * EXACT + t, gathered(part.table, reader.read(tile, (int)(first % TILE) + t, c)) *
+                                             load<F>(factors + t));
+    }
+    transpose((const uint32_t *)spare, EXACT, channels, EXACT, (uint32_t *)to, channels);
+}
+
+// Convert tokens to fp32 in scratch.exact, [EXACT][channels]; tokens behind the last one are 0.
+inline void convert(Scratch &scratch, const Part &part, int64_t head, int64_t first, int count, int channels, bool keys) {
+    float *to = scratch.exact;
     const int64_t from = (head * part.capacity + first) * channels;
     const int size = count * channels;
-    for (int i = 0; i < size; i += L) store(to + i, elements(part.buffer, (Type)part.type, from + i));
+    if (part.kind == TABLE)
+        for (int done = 0; done < count;) {  // a block of tokens that begins before the first one is looked up whole
+            const int before = (int)((first + done) % EXACT);
+            const int some = count - done < EXACT - before ? count - done : EXACT - before;
+            const bool whole = some == EXACT;
+            float *block = whole ? to : scratch.block;
+            if (keys) look_up_keys(part, head, first + done - before, channels, block);
+            else look_up_values(part, head, first + done - before, channels, scratch.turned, block);
+            if (!whole) std::memcpy(to + done * channels, block + before * channels, sizeof(float) * some * channels);
+            done += some;
+        }
+    else
+        for (int i = 0; i < size; i += L) store(to + i, elements(part.buffer, (Type)part.type, from + i));
     std::memset(to + size, 0, sizeof(float) * (EXACT * channels - size));
 }
 
-// Scores of `count` exact tokens from number `first` on.
+// Scores of `count` tokens from number `first` on, which are exact or looked up.
 inline void exact_scores(Scratch &scratch, const Part &part, int64_t head, int64_t first, int count, int channels,
                          float *scores) {
     F sums[ROWS][2];
     for (int begin = 0; begin < count; begin += EXACT) {
         const int some = count - begin < EXACT ? count - begin : EXACT;
-        convert(part, head, first + begin, some, channels, scratch.exact);
+        convert(scratch, part, head, first + begin, some, channels, true);
         transpose((const uint32_t *)scratch.exact, channels, EXACT, channels, (uint32_t *)scratch.turned, EXACT);
         for (int row = 0; row < scratch.rows; row += ROWS) {
             const int rows = scratch.rows - row < ROWS ? scratch.rows - row : ROWS;

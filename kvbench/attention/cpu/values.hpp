@@ -74,13 +74,13 @@ inline void packed_values(Scratch &scratch, const Part &part, int64_t head, int 
     }
 }
 
-// Add `count` exact tokens from number `first` on.
+// Add `count` tokens from number `first` on, which are exact or looked up.
 inline void exact_values(Scratch &scratch, const Part &part, int64_t head, int64_t first, int count, int channels,
                          const float *probabilities) {
     F sums[ROWS][2];
     for (int begin = 0; begin < count; begin += EXACT) {
         const int some = count - begin < EXACT ? count - begin : EXACT;
-        convert(part, head, first + begin, some, channels, scratch.exact);
+        convert(scratch, part, head, first + begin, some, channels, false);
         for (int row = 0; row < scratch.rows; row += ROWS) {
             const int rows = scratch.rows - row < ROWS ? scratch.rows - row : ROWS;
             const float *p = probabilities + (int64_t)row * UNIT + begin;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +23,14 @@ from kvbench.quantizers.windowed import WindowedQuantizer
 ENCODED = 2048
 #: number of elements that torch encodes at a time on a CPU, whose caches hold them; at least a tile is encoded
 CACHED = 1 << 19
+
+
+class HostPacker(Protocol):
+    """Function that quantizes tokens on a CPU and packs them (:func:`kvbench.attention.cpu.pack.pack_tokens`)."""
+
+    def __call__(self, segment: PackedSegment, row: int, x: Tensor, start: int) -> bool:
+        """Return True if the tokens were packed, False if torch must do it."""
+        ...
 
 
 def fits_tiles(quantizer: AffineQuantizer) -> bool:
@@ -76,6 +85,10 @@ class PackedSegment(Segment):
         self.watch: tuple[Watch, int] | None = None
         #: the cache's queue of deferred packing, which shares launches; None if the segment belongs to no cache
         self.packs: Deferred[Job | Thin] | None = None
+        #: packs tokens on a CPU; None: torch does
+        self.packer: HostPacker | None = None
+        #: what the packer has prepared for the present buffers
+        self.prepared: Any = None
         planes = quantizer.planes(channels)
         self.layouts = [TileLayout(width, side) for width, _ in planes]
         self.plane_channels = [wide for _, wide in planes]
@@ -148,6 +161,13 @@ class PackedSegment(Segment):
             needed = -(-(start + count) // TILE)
             # a prompt gets the room that it needs; only a segment that grows gets more
             self._allocate(len(self.lengths), needed + (needed // 2 if start else 0))
+        if (
+            index is None
+            and self.packer is not None
+            and self.packer(self, rows.indices(len(self.lengths))[0], x, start)
+        ):
+            self.lengths[rows] = [start + count] * len(self.lengths[rows])
+            return
         # an incomplete group goes to the quantizer, which raises
         how = None if count % self.quantizer.block_tokens else self._served(x)
         if how is not None:
@@ -195,6 +215,11 @@ class PackedSegment(Segment):
         if max(self.lengths) + count > self.capacity:
             needed = -(-(max(self.lengths) + count) // TILE)
             self._allocate(len(self.lengths), needed + needed // 2)
+        if self.packer is not None and all(
+            self.packer(self, row, x[row : row + 1], start) for row, start in enumerate(self.lengths)
+        ):
+            self.lengths[:] = [length + count for length in self.lengths]
+            return
         codes, params = self.quantizer.encode(x)
         planes = self.quantizer.split(codes)
         first, rows = torch.tensor(self.lengths, device=self.device), torch.arange(len(x), device=self.device)
