@@ -51,11 +51,15 @@ class Library:
 
     Args:
         decode: the C function ``kvbench_decode``; its argument is the address of a struct ``Args``.
+        tiles: the C function ``kvbench_tiles``; its argument is the address of a struct ``TilesArgs``.
+        columns: the C function ``kvbench_columns``; its argument is the address of a struct ``ColumnsArgs``.
         parallel: address of ``GOMP_parallel`` of the OpenMP library that torch uses, so that both share threads; None
             if it was not found; the kernel then runs in one thread.
     """
 
     decode: Callable[[object], None]
+    tiles: Callable[[object], None]
+    columns: Callable[[object], None]
     parallel: int | None
 
 
@@ -126,7 +130,7 @@ def _built(compiler: str, chosen: str) -> Path:
                 if failure.exists() and time.time() - failure.stat().st_mtime < REMEMBERED_S:
                     raise RuntimeError(failure.read_text(encoding="utf-8"))
                 try:
-                    _compile([compiler, *flags, str(Path(__file__).parent / "decode.cpp")], path)
+                    _compile([compiler, *flags, *(str(source) for source in sources if source.suffix == ".cpp")], path)
                 except RuntimeError as error:
                     atomic.replace_file(failure, str(error).encode())
                     raise
@@ -157,9 +161,10 @@ def _compile(command: list[str], path: Path) -> None:
 
 def _loaded(path: Path) -> Library:
     opened = ctypes.CDLL(str(path))
-    decode = opened.kvbench_decode
-    decode.argtypes, decode.restype = [ctypes.c_void_p], None
-    return Library(decode, _parallel())
+    functions = [opened.kvbench_decode, opened.kvbench_tiles, opened.kvbench_columns]
+    for function in functions:
+        function.argtypes, function.restype = [ctypes.c_void_p], None
+    return Library(*functions, _parallel())
 
 
 @cache
