@@ -55,6 +55,7 @@ struct Tiles {
     const TilesArgs &args;
     std::vector<Block> blocks;
     std::vector<float> partial;  // of each split and query row: value_dim + 2 numbers
+    std::vector<float> turns;    // rotations of the places in a tile (rotate_keys)
     std::unique_ptr<std::atomic<int>[]> missing;  // of each row, KV head and part of the query rows
     std::atomic<int64_t> next{0};
     int rows, parts, splits, width;
@@ -65,7 +66,7 @@ struct Tiles {
         int64_t column = 0;
         for (int i = 0; i < args.run_count; i++) {
             const Run &run = args.runs[i];
-            const Part &key = args.keys[run.key_source].part, &value = args.values[run.value_source].part;
+            const Part &value = args.values[run.value_source].part;
             for (int done = 0; done < run.count;) {
                 const int at = run.key + done, other = run.value + done;
                 int count = run.count - done;
@@ -75,12 +76,15 @@ struct Tiles {
                 done += count;
             }
             column += run.count;
-            (void)key;
         }
         splits = ((int)blocks.size() + SPLIT - 1) / SPLIT;
         partial.resize((size_t)splits * args.batch * args.heads * rows * width);
         missing.reset(new std::atomic<int>[args.batch * args.heads * parts]);
         for (int i = 0; i < args.batch * args.heads * parts; i++) missing[i] = splits;
+        if (args.positions) {
+            turns.resize((size_t)args.key_dim * TILE);
+            transpose((const uint32_t *)args.rotation.fine, args.key_dim, TILE, args.key_dim, (uint32_t *)turns.data(), TILE);
+        }
     }
 
     void add(const Run &run, int key, int value, int count, int64_t slot, int64_t column) {
@@ -126,8 +130,7 @@ void Tiles::read(TileScratch &scratch, const Block &block, int row, int head) {
     if (source.part.kind)
         packed_keys(scratch, source, line, row, head, args.heads, tile, block.first, block.last, args.key_dim);
     else exact_keys(scratch, source, line, block.origin, block.first, block.last, args.key_dim);
-    if (args.positions)
-        rotate_keys(scratch, args.rotation, args.positions[row] + block.slot, block.first, block.last, args.key_dim);
+    if (args.positions) rotate_keys(scratch, turns.data(), block.first, block.last, args.key_dim);
     int done = block.first;
     for (const Piece &piece : block.pieces) {
         const Source &from = args.values[piece.value_source];
@@ -159,7 +162,8 @@ inline void sum_rows(int rows, const float *left, int64_t pitch, const float *ri
 
 // Compute a split's result for up to QUERY_ROWS query rows of a KV head; row r is new token r / group, head r % group.
 void Tiles::compute(TileScratch &scratch, int row, int head, int part, int split) {
-    alignas(64) static thread_local float query[QUERY_ROWS * WIDEST], scores[QUERY_ROWS * TILE], out[QUERY_ROWS * WIDEST];
+    alignas(64) static thread_local float query[QUERY_ROWS * WIDEST], turned[QUERY_ROWS * WIDEST];
+    alignas(64) static thread_local float scores[QUERY_ROWS * TILE], out[QUERY_ROWS * WIDEST];
     const int begin = part * QUERY_ROWS, count = rows - begin < QUERY_ROWS ? rows - begin : QUERY_ROWS;
     const int dim = args.value_dim, first_turn = begin / args.group, last_turn = (begin + count - 1) / args.group;
     float top[QUERY_ROWS], total[QUERY_ROWS], shrink[QUERY_ROWS];
@@ -181,10 +185,15 @@ void Tiles::compute(TileScratch &scratch, int row, int head, int part, int split
         read(scratch, block, row, head);
         const bool masked = block.to_begin > first_turn || block.from_end <= last_turn;
         const int low = block.first / L * L, high = (block.last + L - 1) / L * L;
+        const float *asked = query;
+        if (args.positions) {
+            rotate_queries(args.rotation, args.positions[row] + block.slot, count, args.key_dim, query, turned);
+            asked = turned;
+        }
         for (int r = 0; r < count; r += TALL) {
             const int some = count - r < TALL ? count - r : TALL;
             for (int t = low / PAIR_LANES * PAIR_LANES; t < high; t += PAIR_LANES) {
-                sum_rows(some, query + r * args.key_dim, args.key_dim, key_at(scratch.keys, args.key_dim, t),
+                sum_rows(some, asked + r * args.key_dim, args.key_dim, key_at(scratch.keys, args.key_dim, t),
                          args.key_dim, sums);
                 for (int j = 0; j < some; j++)
                     store(scores + (r + j) * TILE + t, sums[j][0]), store(scores + (r + j) * TILE + t + L, sums[j][1]);

@@ -42,7 +42,6 @@ struct alignas(64) TileScratch {
     uint32_t words[TILE / 2 * WIDEST], planes[TILE / 2 * WIDEST];
     float keys[TILE * WIDEST], values[TILE * WIDEST], turned[PAIR_LANES * WIDEST];
     float step[MOST_BLOCKS_OF_TOKEN * TILE], base[MOST_BLOCKS_OF_TOKEN * TILE], raw[MOST_BLOCKS_OF_TOKEN * TILE];
-    float cosines[WIDEST / 2 * TILE], sines[WIDEST / 2 * TILE];
 };
 
 // Where the tokens from `t` on, a multiple of L, stand in a tile of keys: [strips of tokens][channels][PAIR_LANES].
@@ -186,26 +185,33 @@ inline void packed_keys(TileScratch &scratch, const Source &source, int64_t line
         }
 }
 
-// Rotate the tokens [first, last) of a tile of keys, of which token 0 has a RoPE position.
-inline void rotate_keys(TileScratch &scratch, const Rotation &rotation, int64_t position, int first, int last,
-                        int channels) {
-    const int half = channels / 2, from = first / L * L, to = (last + L - 1) / L * L;
-    float near[WIDEST], *cosines = scratch.cosines, *sines = scratch.sines;
-    for (int t = from; t < to; t++) {
-        const int64_t at = position + t < 0 ? 0 : position + t;
-        const float *fine = rotation.fine + at % TILE * channels, *coarse = rotation.coarse + at / TILE * channels;
-        for (int j = 0; j < half; j++) {
-            near[j] = coarse[j] * fine[j] - coarse[j + half] * fine[j + half];
-            near[j + half] = coarse[j + half] * fine[j] + coarse[j] * fine[j + half];
-        }
-        for (int j = 0; j < half; j++) cosines[j * TILE + t] = near[j], sines[j * TILE + t] = near[j + half];
-    }
-    for (int t = from; t < to; t += L) {
+// q . R(p + t) k = R(-p) q . R(t) k: keys are turned by their place in the tile, and queries back by the position of its
+// token 0. `turns` has the cosines, then the sines, of places: [channels][TILE].
+inline void rotate_keys(TileScratch &scratch, const float *turns, int first, int last, int channels) {
+    const int half = channels / 2;
+    for (int t = first / L * L; t < last; t += L) {
         float *one = key_at(scratch.keys, channels, t), *other = one + half * PAIR_LANES;
         for (int j = 0; j < half; j++, one += PAIR_LANES, other += PAIR_LANES) {
-            const F cos = load<F>(cosines + j * TILE + t), sin = load<F>(sines + j * TILE + t);
+            const F cos = load<F>(turns + j * TILE + t), sin = load<F>(turns + (j + half) * TILE + t);
             const F a = load<F>(one), b = load<F>(other);
             store(one, a * cos - b * sin), store(other, b * cos + a * sin);
+        }
+    }
+}
+
+inline void rotate_queries(const Rotation &rotation, int64_t position, int rows, int channels, const float *from,
+                           float *to) {
+    const int half = channels / 2;
+    // token 0 of a tile may lie before the text, if the tile's first tokens are not read
+    const int64_t size = position < 0 ? -position : position;
+    const float sign = position < 0 ? -1.f : 1.f;
+    const float *fine = rotation.fine + size % TILE * channels, *coarse = rotation.coarse + size / TILE * channels;
+    for (int j = 0; j < half; j += L) {
+        const F c = load<F>(fine + j), s = load<F>(fine + j + half), C = load<F>(coarse + j), S = load<F>(coarse + j + half);
+        const F cos = C * c - S * s, sin = (S * c + C * s) * sign;
+        for (int r = 0; r < rows; r++) {
+            const F a = load<F>(from + r * channels + j), b = load<F>(from + r * channels + j + half);
+            store(to + r * channels + j, a * cos + b * sin), store(to + r * channels + j + half, b * cos - a * sin);
         }
     }
 }

@@ -19,15 +19,16 @@ from kvbench.attention.cpu import build
 from kvbench.attention.cpu.decode import HEAD_DIMS, TYPES, PartStruct, _part
 from kvbench.attention.logits import Logits
 from kvbench.attention.phases import Part, Work
-from kvbench.attention.reads import CPU_KEYS, CPU_VALUES, LOOKED_UP_KEYS, LOOKED_UP_VALUES, misfit
+from kvbench.attention.reads import CPU_KEYS, CPU_VALUES, misfit
 from kvbench.attention.rope.rotation_tables import Rope
-from kvbench.cache.kernels.reads import Rows
+from kvbench.cache.kernels.reads import HEAD, Reads, Rows
 
 #: number of the kind ``codebook`` in `tiles.hpp`
 CODEBOOK = 7
 #: formats of keys, and of values, that the kernel reads
-TILE_KEYS = Rows((*CPU_KEYS, *LOOKED_UP_KEYS))
-TILE_VALUES = Rows((*CPU_VALUES, *LOOKED_UP_VALUES))
+_CODEBOOKS = [Reads("codebook", (2, 3, 4), {axis: (HEAD,)}, ("fp16", "fp32")) for axis in ("channel", "token")]
+TILE_KEYS = Rows((*CPU_KEYS, _CODEBOOKS[0]))
+TILE_VALUES = Rows((*CPU_VALUES, _CODEBOOKS[1]))
 #: a query that no token outlasts
 ALWAYS = (1 << 31) - 1
 
@@ -123,44 +124,24 @@ def refuses(query: Tensor, work: Work) -> str | None:
     return reason or build.missing()
 
 
-def causal_runs(work: Work, row: int, count: int, positions: Tensor | None = None, window: int | None = None) -> Runs:
-    """Return the runs of a row of a layer for causal attention of its newest tokens; segments are numbered by phase.
+def causal_runs(counts: Sequence[tuple[int, int, int]], stored: int, ages: Tensor, window: int | None = None) -> Runs:
+    """Return the runs of a row of a layer for causal attention; segments are numbered by phase.
 
     Args:
-        count: number of queries: the newest tokens.
-        positions: column of the token in each slot, ``[n]``; None if slots are in the order of the text.
+        counts: for each phase the first key, the first value and the number of tokens (:attr:`Work.counts`).
+        stored: number of slots of the row; the phases end with the last one.
+        ages: for each token of the phases, which query it belongs to: 0 for the first query's own token, negative for
+            those before it, ``[n]``.
         window: sliding window: number of tokens that a query sees, its own included; None: all.
     """
-    lines, total = [], 0
-    for phase, (key, value, tokens) in enumerate(work.counts[row]):
+    lines, slot = [], stored - len(ages)
+    for phase, (key, value, tokens) in enumerate(counts):
         if tokens:
-            lines.append((phase, phase, key, value, tokens, total))
-        total += tokens
-    ages = torch.arange(total) if positions is None else positions - int(positions.max()) + total - 1
-    ages = ages - (total - count)  # of the first query: 0
-    ends = torch.full((total,), ALWAYS) if window is None else (ages + window).clamp(min=0)
+            lines.append((phase, phase, key, value, tokens, slot))
+        slot += tokens
+    ends = torch.full_like(ages, ALWAYS) if window is None else (ages + window).clamp(min=0)
     table = torch.tensor(lines, dtype=torch.int32).reshape(-1, 6)
     return Runs(table, ages.clamp(min=0).to(torch.int32), ends.to(torch.int32))
-
-
-def attend(query: Tensor, work: Work, scaling: float, instructions: str | None = None) -> Tensor:
-    """Compute causal attention of the newest tokens over all cached tokens, which lie in the order of the text.
-
-    Args:
-        query: ``[B, Hq, q, D]``, bf16, fp16 or fp32.
-        work: :func:`refuses` must have returned None for it.
-        instructions: a set of :data:`kvbench.attention.cpu.build.SETS` that the machine has; None for the best.
-    """
-    outs, first = [], 0
-    while first < len(work.counts):
-        last = first + 1
-        while last < len(work.counts) and work.counts[last] == work.counts[first]:
-            last += 1
-        rows = slice(first, last)
-        runs = causal_runs(work, first, query.shape[2])
-        outs.append(attend_rows(query[rows], rows, work, runs, scaling, instructions))
-        first = last
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def attend_rows(
