@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from kvbench.attention import fused
+from kvbench.attention.cpu import columns
 from kvbench.attention.logits import PLAIN, Logits
-from kvbench.attention.prefill import rows_of
+from kvbench.attention.prefill import leaves_lse, rows_of
 from kvbench.cache.layer import KVLayer
 
 #: scores that are computed at a time, which bounds the memory for any prompt: 256 MiB in fp32; fewer on a CPU, whose
@@ -46,19 +50,51 @@ def probabilities(
     return torch.softmax(torch.cat([scores, sink], -1), -1)[..., :width].nan_to_num(0.0)
 
 
+def wanted_lse(
+    layer: KVLayer,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    logits: Logits,
+    kwargs: dict[str, Any],
+) -> Tensor | None:
+    """Return room for each query's log-sum-exp, fp32 ``[B, Hq, q]``, if :func:`extend` needs it for a kernel.
+
+    That is the case for column sums on a CPU, where the mask is an ordinary causal one and torch's attention leaves the
+    log-sum-exp. Arguments are those of :func:`kvbench.attention.prefill.attend_prompt`.
+    """
+    if all(member.method.observe_prompt != -1 for member in layer.chain()):
+        return None
+    if layer.progress.options.kernels == "reference" or columns.refuses(query, keys) is not None:
+        return None
+    plain = mask is None or mask.ndim == 2 or fused.plain_mask(layer, mask, query.shape[2])
+    whole = mask is not None or query.shape[2] == keys.shape[2]  # without a mask, SDPA aligns queries with first keys
+    if not plain or not whole or not leaves_lse(query, keys, values, mask, logits, kwargs):
+        return None
+    return query.new_zeros(query.shape[:3], dtype=torch.float32)
+
+
 def extend(
-    layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN
+    layer: KVLayer,
+    query: Tensor,
+    keys: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    logits: Logits = PLAIN,
+    lse: Tensor | None = None,
 ) -> Tensor:
     """Compute the attention statistics that a method wants of the prompt, updated with a new chunk of the prompt.
 
     The attribute ``observe_prompt`` of the layer's method selects the statistics. With n > 0 (SnapKV), they are the
     attention probabilities of the prompt's last n queries. With -1 (H2O), they are column sums: the total probability
     that each token receives from all queries. Column sums slow down prefill, because all T x T scores are computed a
-    second time, in fp32 and block by block.
+    second time, in fp32 and block by block: on a CPU by a kernel (:mod:`kvbench.attention.cpu.columns`).
 
     Args:
         layer: layer of the chunk. Its ``observed`` contains the result for the earlier chunks, or None.
         keys: all keys of the prompt so far, ``[B, H, T, D]``.
+        lse: each query's log-sum-exp (:func:`wanted_lse`), from which a kernel adds up columns; None: in plain torch.
 
     Returns:
         The updated statistics, to be stored in ``layer.observed``: probabilities ``[B, Hq, n, T]``, with fewer queries
@@ -84,6 +120,10 @@ def extend(
             return seen
         return torch.cat([before[:, :, -(wanted - new) :], seen], 2)
     sums = torch.zeros(*query.shape[:2], 1, width, device=query.device) if before is None else before.clone()
+    if lse is not None:
+        starts = [layer.start(row) for row in range(len(query))]
+        columns.add_received(sums[:, :, 0], query, keys, lse, starts, scaling)
+        return sums
     for kv, q in parts:
         own = keys[:, kv].float()
         block = max(1, most // (own.shape[0] * own.shape[1] * group * width))

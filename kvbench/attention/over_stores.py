@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvbench.attention import foreseen, fused, prefill, reference
+from kvbench.attention import chunks, foreseen, fused, prefill, reference
 from kvbench.attention.logits import Logits
 from kvbench.cache.layer import KVLayer
 
@@ -35,6 +35,9 @@ def stored_prompt(
     layer.progress.prefill.path = "stored"
     layer.place_chunk(keys, values)
     query = layer.rotated_queries(query)
+    out = chunks.attend_tiles(layer, query, mask, scaling, logits)
+    if out is not None:
+        return layer.restored(out)
     count, outs = query.shape[2], []
     for first in range(0, count, QUERIES):
         last = min(first + QUERIES, count)
@@ -133,5 +136,6 @@ def append_and_attend(
     layer.append(keys, values)
     if layer.method.eager:
         layer.settle(forget=False)
-    out = fused.attend_fused(layer, query, mask, scaling, logits)
+    attend = chunks.attend_tiles if chunks.prefers_tiles(layer, query) else fused.attend_fused
+    out = attend(layer, query, mask, scaling, logits)
     return reference.attend_reference(module, layer, query, mask, scaling, logits) if out is None else out

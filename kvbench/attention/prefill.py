@@ -188,6 +188,7 @@ def attend_prompt(
     scaling: float | None,
     kwargs: dict[str, Any],
     backend: Backend = "auto",
+    lse: Tensor | None = None,
 ) -> tuple[Tensor, str]:
     """Compute attention as transformers' ``sdpa`` does, but with support for sinks and softcaps.
 
@@ -195,6 +196,8 @@ def attend_prompt(
         mask: one of: a mask ``[B or 1, 1, q, n]``; bool ``[B, n]``, False at padding (:func:`padding`); None for causal
             attention.
         backend: SDPA back end. ``auto``: the fastest. ``stock``: the one that torch chooses.
+        lse: fp32 ``[B, Hq, q]``, in which to leave the natural logarithm of the sum of each query's exponentials;
+            only where :func:`leaves_lse` is True. None: it is not wanted.
 
     Returns:
         The output ``[B, q, Hq, Dv]``, with zeros at padding; and the name of the implementation, which results show.
@@ -206,7 +209,7 @@ def attend_prompt(
     with order(query, keys, values, mask, backend) if logits.softcap is None else nullcontext("capped") as name:
         name = name if logits.sinks is None or logits.softcap is not None else f"{name}+sinks"
         if mask is None or mask.ndim != 2:
-            return attend_exact(module, query, keys, values, mask, scaling, logits, kwargs), name
+            return attend_exact(module, query, keys, values, mask, scaling, logits, kwargs, lse), name
         batch, heads, width = query.shape[:3]
         out = query.new_zeros(batch, width, heads, values.shape[-1])
         starts = (width - mask.sum(1)).tolist()
@@ -214,7 +217,8 @@ def attend_prompt(
             start = starts[rows][0]
             if start < width:
                 q, k, v = (x[rows, :, start:] for x in (query, keys, values))
-                out[rows, start:] = attend_exact(module, q, k, v, None, scaling, logits, kwargs)
+                part = None if lse is None else lse[rows, :, start:]
+                out[rows, start:] = attend_exact(module, q, k, v, None, scaling, logits, kwargs, part)
         return out, name
 
 
@@ -227,9 +231,14 @@ def attend_exact(
     scaling: float | None,
     logits: Logits = PLAIN,
     kwargs: dict[str, Any] | None = None,
+    lse: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention over keys and values in full precision that contain no padding."""
+    """Compute attention over keys and values in full precision that contain no padding; `lse` as above."""
     kwargs = kwargs or {}
+    if lse is not None:
+        out, sums = _flash(query, keys, values, mask, scaling, is_causal(module, query, mask, kwargs))
+        lse.copy_(sums)
+        return out.transpose(1, 2).contiguous()
     if logits.plain:
         return sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)[0]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -243,6 +252,36 @@ def attend_exact(
     query, keys, values, mask = with_sinks(query, keys, values, mask, scaling, logits.sinks, causal)
     out = sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)[0]
     return out[:, -count:, :, :channels]
+
+
+#: number of flash attention among the back ends between which ``torch._fused_sdp_choice`` chooses
+FLASH = 1
+
+
+def leaves_lse(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, logits: Logits, kwargs: dict[str, Any]
+) -> bool:
+    """Return True if :func:`attend_prompt` can leave the log-sum-exp of each query: with torch's kernel for CPUs."""
+    if query.device.type != "cpu" or not logits.plain or kwargs.get("dropout") or torch.is_grad_enabled():
+        return False
+    if keys.dtype != query.dtype or values.dtype != query.dtype:
+        return False
+    one = query[:, :, :1]
+    return bool(torch._fused_sdp_choice(one, keys, values, None, enable_gqa=keys.shape[1] != query.shape[1]) == FLASH)
+
+
+def _flash(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float | None, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Return what SDPA's kernel for CPUs returns: the output ``[B, Hq, q, Dv]``, and each query's log-sum-exp."""
+    group = query.shape[1] // keys.shape[1]
+    if group > 1:  # as SDPA itself does before it calls the kernel
+        keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, lse = kernel(query, keys, values, 0.0, causal, attn_mask=mask, scale=scaling)
+    return out, lse
 
 
 def order(

@@ -237,17 +237,11 @@ def scale_of(segment: PackedSegment) -> str:
 
 
 def looked_up(segment: NuqSegment) -> Part:
-    """Describe the buffers of a segment with KVQuant's codes for a kernel.
-
-    Raises:
-        NotServed: ranges of values are fp32.
-    """
-    if any(param.dtype != torch.float16 for param in segment.params):
-        raise NotServed("no kernel reads scales in fp32")
+    """Describe the buffers of a segment with KVQuant's codes for a kernel."""
     levels, scale, offset, stand_in = segment.lookup()
     axis = "token" if segment.thresholds is None else "channel"
     book = Codebook(levels, scale, offset, stand_in, segment.exact)
-    return Part(Format("codebook", segment.bits, axis), segment.words, codebook=book)
+    return Part(Format("codebook", segment.bits, axis, scale=SCALES[scale.dtype]), segment.words, codebook=book)
 
 
 def kind_of(quantizer: AffineQuantizer) -> str:

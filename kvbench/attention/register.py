@@ -120,12 +120,14 @@ def prompt(
     if prompt_keys is not stored or layer.rope is None:  # of a prompt in one piece, `keys` are the rotated ones
         keys = rotated_prompt(layer, prompt_keys)
     keys = keys.to(query.dtype)
+    exact, logits = values.to(query.dtype), logits_of(module, query, kwargs)
+    lse = observe.wanted_lse(layer, query, keys, exact, mask, logits, kwargs)
     out, layer.progress.prefill.path = prefill.attend_prompt(
-        module, query, keys, values.to(query.dtype), mask, scaling, kwargs, layer.progress.options.prefill
+        module, query, keys, exact, mask, scaling, kwargs, layer.progress.options.prefill, lse
     )
     for member in layer.chain():
         if member.method.observe_prompt:
-            member.observed = observe.extend(member, query, keys, mask, scaling, logits_of(module, query, kwargs))
+            member.observed = observe.extend(member, query, keys, mask, scaling, logits, lse)
     layer.end_chunk(prompt_keys, values)
     return out
 

@@ -284,11 +284,13 @@ class RecencyMethod(Method):
         if not self._packs(layer):
             never = untouched(count)
             return never, never
-        windows = [self.windows(n) for n in range(count + 1)]
-        keys, values = (
-            demoted_by([max(n - self.sinks, 0) - window[side] for n, window in enumerate(windows)], count, self.sinks)
-            for side in (0, 1)
-        )
+        known, key = layer.progress.plans, ("demotions", id(self), count)
+        if key not in known:  # the same for all layers that pack
+            windows = [self.windows(n) for n in range(count + 1)]
+            packed = ([max(n - self.sinks, 0) - window[side] for n, window in enumerate(windows)] for side in (0, 1))
+            keys, values = (demoted_by(counts, count, self.sinks) for counts in packed)
+            known[key] = keys, values
+        keys, values = known[key]
         return keys, values
 
     def idle(self, layer: KVLayer, row: int) -> int:

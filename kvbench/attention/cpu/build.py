@@ -57,12 +57,16 @@ class Library:
         decode: the C function ``kvbench_decode``; its argument is the address of a struct ``Args``.
         pack: the C function ``kvbench_pack``; its argument is the address of a struct ``Packing``. It returns 0 if all
             tokens were packed, and another number if one of them has no finite scale.
+        tiles: the C function ``kvbench_tiles``; its argument is the address of a struct ``TilesArgs``.
+        columns: the C function ``kvbench_columns``; its argument is the address of a struct ``ColumnsArgs``.
         parallel: address of ``GOMP_parallel`` of the OpenMP library that torch uses, so that both share threads; None
             if it was not found; the kernel then starts threads of its own.
     """
 
     decode: Callable[[object], None]
     pack: Callable[[object], int]
+    tiles: Callable[[object], None]
+    columns: Callable[[object], None]
     parallel: int | None
 
 
@@ -161,7 +165,7 @@ def _built(compiler: list[str], chosen: str) -> Path:
                 if failure.exists() and time.time() - failure.stat().st_mtime < REMEMBERED_S:
                     raise RuntimeError(failure.read_text(encoding="utf-8"))
                 try:
-                    _compile([*compiler, *flags, *(str(path) for path in sources if path.suffix == ".cpp")], path)
+                    _compile([*compiler, *flags, *(str(source) for source in sources if source.suffix == ".cpp")], path)
                 except RuntimeError as error:
                     atomic.replace_file(failure, str(error).encode())
                     raise
@@ -192,9 +196,15 @@ def _compile(command: list[str], path: Path) -> None:
 
 def _loaded(path: Path) -> Library:
     opened = ctypes.CDLL(str(path))
-    for function, result in ((opened.kvbench_decode, None), (opened.kvbench_pack, ctypes.c_int)):
+    results = {
+        opened.kvbench_decode: None,
+        opened.kvbench_pack: ctypes.c_int,
+        opened.kvbench_tiles: None,
+        opened.kvbench_columns: None,
+    }
+    for function, result in results.items():
         function.argtypes, function.restype = [ctypes.c_void_p], result
-    return Library(opened.kvbench_decode, opened.kvbench_pack, _parallel())
+    return Library(*results, _parallel())
 
 
 @cache
