@@ -41,9 +41,17 @@ def experiments_parser() -> argparse.ArgumentParser:
     )
     add(
         "--data",
-        choices=("paper", "mini", "standin"),
+        choices=("paper", "real", "mini", "standin"),
         default="paper",
-        help="the paper's data sets (default), the bundled tasks, or generated records (format only)",
+        help="the paper's data sets (default); real: the same for another trained model, without columns of time and "
+        "memory; the bundled tasks; or generated records (format only)",
+    )
+    add(
+        "--data-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="folder with the paper's data in its authors' layouts (longbench/, gsm8k/, pg19/, ...), for all that --path "
+        "does not name (with --data real, default: KVBENCH_DATA; data sets in neither come from the hub)",
     )
     add(
         "--path",
@@ -145,6 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _do(arguments: argparse.Namespace) -> int:
     from experiments import check, reproduce, session
+    from experiments.real.files import default_folder, paths_in
     from experiments.registry import chosen_items, items
 
     if arguments.check:
@@ -158,12 +167,13 @@ def _do(arguments: argparse.Namespace) -> int:
         check_writable(str(arguments.runs), "--runs")
         if (arguments.fold_only or not arguments.items) and not arguments.runs.is_dir():
             raise ConfigError("--runs", arguments.runs, "is not a folder of runs", hint="--runs results/runs")
+    folder = arguments.data_dir or (default_folder() if arguments.data == "real" else None)
     plan = Plan(
         models=tuple(arguments.models),
         data=arguments.data,
         limit=arguments.limit,
         max_new_tokens=arguments.max_new_tokens,
-        paths=paths_of(arguments.path),
+        paths=tuple(((paths_in(folder) if folder else {}) | dict(paths_of(arguments.path))).items()),
         lengths=tuple(arguments.lengths),
         device=arguments.device,
         fold_only=arguments.fold_only,
@@ -177,7 +187,7 @@ def _do(arguments: argparse.Namespace) -> int:
     if arguments.list or not arguments.items:
         print(session.listing(list(items().values()), plan), flush=True)
         return 0
-    picked = chosen_items(arguments.items)
+    picked = session.measurable(chosen_items(arguments.items), plan)
     if arguments.dry_run:
         from experiments.predict import prediction_report
         from kvbench.profiling.roofline import gpu_named

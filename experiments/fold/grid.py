@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from experiments import published
-from experiments.data import POINTS, Plan, columns_of, groups_of, scaled
+from experiments.data import POINTS, Plan, columns_of, groups_of, scaled, too_long
 from experiments.fold.cells import FORMAT_ONLY, OUT_OF_MEMORY, Cell, Folded, Heading, Verdict, interval_fields
-from experiments.fold.claims import judge
+from experiments.fold.claims import APART, judge
 from experiments.fold.figures import FIGURES, SPEEDS, Row, Statistic, paired, quotient
 from experiments.item import Column, Grid, Group, Model
 from experiments.item import Row as Setting
@@ -216,7 +216,9 @@ class _Table:
         column = members[0]
         sized = column.data == POINTS or column.figure in SPEEDS
         standing_in = sized and self.model not in self.item.models
-        return judge(claim, self.item.paper, self.model.title, column, cell, difference, values, standing_in)
+        verdict = judge(claim, self.item.paper, self.model.title, column, cell, difference, values, standing_in)
+        reason = too_long(column, self.plan, self.model)
+        return replace(verdict, verdict=APART, reason=reason) if reason else verdict
 
     def _of(self, name: str) -> list[Column]:
         group = next((g for g in self.groups if g.name == name), None)
