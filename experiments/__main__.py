@@ -50,8 +50,8 @@ def experiments_parser() -> argparse.ArgumentParser:
         "--data-dir",
         type=Path,
         metavar="FOLDER",
-        help="folder with the paper's data in its authors' layouts (longbench/, gsm8k/, pg19/, ...), for all that --path "
-        "does not name (with --data real, default: KVBENCH_DATA; data sets in neither come from the hub)",
+        help="folder with the paper's data in its authors' layouts (longbench/, gsm8k/, pg19/, ...), for what --path "
+        "does not name (default with --data real: KVBENCH_DATA); what is in neither comes from the hub",
     )
     add(
         "--path",

@@ -233,7 +233,7 @@ def runs_here(column: Column, plan: Plan, model: Model) -> str:
 def too_long(column: Column, plan: Plan, model: Model) -> str:
     """Return in what a column's prompts exceed a model's context with ``real``; empty if they do not.
 
-    A prompt as long as the context is shortened by the answer that has to fit behind it, but no longer one is shortened.
+    A prompt as long as the context is shortened by the answer that has to fit behind it; a longer one is not run.
     """
     texts = given_of(column.options).get("dataset.lengths")
     if plan.data != "real" or not texts or plan.lengths:

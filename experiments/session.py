@@ -143,7 +143,7 @@ def measurable(items: Sequence[Item], plan: Plan) -> list[Item]:
         return list(items)
     if not plan.models:
         raise ConfigError("--data", "real", "is for a model other than the paper's", hint="add --models NAME")
-    left_out = [item.id for item in items if not _measured(item, plan)]
+    left_out = [item.id for item in items if not measurable_item(item, plan)]
     if len(left_out) == len(items):
         raise ConfigError(
             "--data",
@@ -156,7 +156,8 @@ def measurable(items: Sequence[Item], plan: Plan) -> list[Item]:
     return [item for item in items if item.id not in left_out]
 
 
-def _measured(item: Item, plan: Plan) -> bool:
+def measurable_item(item: Item, plan: Plan) -> bool:
+    """Return True if an item has a score, an attention or an acceptance under a plan."""
     if isinstance(item, Grid):
         return bool(columns_of(item, plan))
     assert isinstance(item, Computed)
