@@ -55,7 +55,9 @@ def parse_real_options(given: Sequence[str]) -> argparse.Namespace:
     for name in arguments.stages:
         if name not in CHOICES:
             parser.error(f"no stage {name!r}: {', '.join(CHOICES)}")
-    arguments.out = arguments.out or (Path(OUT) if arguments.model == MODEL else measured.home(OUT, arguments.model))
+    arguments.out = arguments.out or Path(
+        OUT if arguments.model == MODEL else f"results/{measured.slug_of(arguments.model)}/real"
+    )
     arguments.parser = parser
     return arguments
 
@@ -88,7 +90,7 @@ def make_stage(stage: Stage, texts: Sequence[Text], given: Sequence[str], argume
     number = arguments.limit or stage.number
     runs = stage.data(texts, number)
     known = [setting for setting in stage.settings if not arguments.only or setting.key in arguments.only]
-    own = argparse.Namespace(**{**vars(arguments), "chosen": known, "only": []})
+    own = argparse.Namespace(**{**vars(arguments), "chosen": known, "only": [], "out": arguments.out / stage.name})
     about = {
         "model": arguments.model,
         "texts": [{"name": text.name, "sha256": text.path and digest_of(Path(text.path))} for text in texts],
@@ -99,7 +101,7 @@ def make_stage(stage: Stage, texts: Sequence[Text], given: Sequence[str], argume
         "experiments.real",
         lambda _: runs,
         partial(fold.fold_stage, stage=stage, about=about),
-        partial(fold.before, name=stage.name),
+        fold.before,
     )
     return measured.make_table(table, own, [*given, "--limit", str(number)])
 

@@ -1,4 +1,4 @@
-"""The stored rows of a stage as its file ``results/smollm2/STAGE.json``: figures, their spread, and what they rest on.
+"""The stored rows of a stage as ``results/smollm2/STAGE/figures.json``: figures, their spread, and what they rest on.
 
 Figures of single windows or prompts are kept, so that the file has the paired difference of any two settings.
 """
@@ -23,6 +23,7 @@ from kvbench.results.samples import Row
 
 #: figures of each kind of row: name in the file, and name among the figures of items
 KINDS = {"fidelity": ("kl", "flips"), "nll": ("perplexity",), "scores": ("score",)}
+FILE = "figures.json"
 #: digits of the figures of single windows
 DIGITS = 5
 
@@ -47,7 +48,7 @@ def fold_stage(stored: Mapping[str, Stored], stage: Stage, about: Mapping[str, A
         "missing": [setting.key for setting in stage.settings if setting.key in stored and setting.name not in known],
         "lines": lines,
     }
-    return Folded(stage_markdown(whole), {f"{stage.name}.json": as_json(whole)}, counts(whole))
+    return Folded(stage_markdown(whole), {FILE: as_json(whole)}, counts(whole))
 
 
 def counts(whole: Mapping[str, Any]) -> dict[str, int]:
@@ -57,10 +58,9 @@ def counts(whole: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def before(folder: Path, name: str) -> dict[str, int] | None:
+def before(folder: Path) -> dict[str, int] | None:
     """Return the samples that a stored file of a stage rests on; None without one."""
-    path = folder / f"{name}.json"
-    return counts(content(path)) if path.exists() else None
+    return counts(content(folder / FILE)) if (folder / FILE).exists() else None
 
 
 def run_figures(rows: Sequence[Row] | Any) -> dict[str, Any]:

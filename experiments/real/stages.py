@@ -78,7 +78,7 @@ class Stage:
     """A part of the measurements that one table is folded from.
 
     Args:
-        name: name on the command line, and of the file ``results/smollm2/NAME.json``.
+        name: name on the command line, and of the folder below ``results/smollm2``.
         about: what is measured.
         settings: the rows, fp16 first.
         data: function from the texts and the number of samples to the data of the runs of each setting.
