@@ -70,6 +70,7 @@ def experiments_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="prompt lengths to use instead of the item's",
     )
+    add("--batch", type=positive, default=1, metavar="N", help="prompts at a time, where nothing is timed or drafted")
     add("--device", default="auto", help="device: auto, cpu, cuda or cuda:N")
     add(
         "--launcher",
@@ -176,6 +177,7 @@ def _do(arguments: argparse.Namespace) -> int:
         paths=tuple(((paths_in(folder) if folder else {}) | dict(paths_of(arguments.path))).items()),
         lengths=tuple(arguments.lengths),
         device=arguments.device,
+        batch=arguments.batch,
         fold_only=arguments.fold_only,
         rerun=arguments.rerun,
         runs=arguments.runs,

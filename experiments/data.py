@@ -33,6 +33,7 @@ class Plan:
         paths: ``dataset.path`` of data sets by their choice, for files that are on this machine.
         lengths: prompt lengths in place of a data set's or item's; empty: those that fit the model.
         device: ``runtime.device``.
+        batch: prompts at a time, where nothing is timed or drafted; the papers have 1.
         rerun: True to make samples of older code anew (``runtime.rerun``).
         fold_only: make tables of what exists, and compute nothing.
         runs: folder of the runs, which the main command line shares (``runtime.results_dir``).
@@ -48,6 +49,7 @@ class Plan:
     paths: tuple[tuple[str, str], ...] = ()
     lengths: tuple[int, ...] = ()
     device: str = "auto"
+    batch: int = 1
     rerun: bool = False
     fold_only: bool = False
     runs: Path = Path("results/runs")
@@ -129,6 +131,8 @@ def data_overrides(column: Column, plan: Plan, model: Model) -> list[str]:
         texts.append(f"dataset.limit={plan.limit}")
     if plan.max_new_tokens is not None and "window" not in choice_data("dataset", column.data):
         texts.append(f"decoding.max_new_tokens={plan.max_new_tokens}")
+    if plan.batch > 1 and column.figure not in (*SPEEDS, "acceptance"):
+        texts.append(f"runtime.batch_size={plan.batch}")
     return texts
 
 

@@ -2,10 +2,10 @@
 
 Stages: ``kl`` (all formats), ``perplexity``, ``retrieval`` (with bytes), ``outliers`` and ``items`` (the papers' tables
 and figures with ``--data real``); ``floors`` compares fp16 with empty and with random answers. ``eight`` is what
-README's second table shows of ``kl``, ``perplexity`` and ``retrieval``. The same command goes on where it stopped;
-``--fold-only`` writes the files of what is there, ``--pages`` the tables of README and docs/which-format.md from the
-files. WikiText-2 and the papers' data come from ``--data-dir`` (default: KVBENCH_DATA) or the hub; without either, the
-texts that come with Python are read, and every table says so.
+README's second table shows of ``kl``, ``perplexity`` and ``retrieval``; ``all`` is the plan, part by part. The same
+command goes on where it stopped; ``--fold-only`` writes the files of what is there, ``--pages`` the tables of README and
+docs/which-format.md from the files. WikiText-2 and the papers' data come from ``--data-dir`` (default: KVBENCH_DATA) or
+the hub; without either, the texts that come with Python are read, and every table says so.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def parse_real_options(given: Sequence[str]) -> argparse.Namespace:
     add("--plan", action="store_true", help="print the plan: what is measured in which order, at what cost")
     add("--items", nargs="+", default=[], metavar="ITEM", help="of the stage items: which (default: those of the plan)")
     add("--prompts", type=positive, metavar="N", help="of the stage items: samples per data set (default: the plan's)")
+    add("--minutes", type=float, metavar="N", help="of the stage all: begin no further part after so many")
     arguments = parser.parse_args(given)
     arguments.stages = arguments.stages or ["eight"]
     for name in arguments.stages:
@@ -62,7 +63,7 @@ def parse_real_options(given: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-CHOICES = ("eight", *STAGES, "items", "floors")
+CHOICES = ("eight", *STAGES, "items", "floors", "all")
 
 
 def texts_of(arguments: argparse.Namespace) -> list[Text]:
@@ -130,10 +131,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _make(name: str, given: Sequence[str], arguments: argparse.Namespace) -> int:
-    if name in ("items", "floors"):
-        from experiments.real import floors, plan
+    from experiments.real import floors, plan
 
-        return plan.make_items(arguments) if name == "items" else floors.make_floors(arguments)
+    if name == "items":
+        return plan.make_items(arguments)
+    if name == "floors":
+        return floors.make_floors(arguments)
+    if name == "all":
+
+        def make(stage: str, size: int) -> int:
+            sized = {"prompts": size} if stage == "floors" else {"limit": size}
+            return _make(stage, given, argparse.Namespace(**{**vars(arguments), **sized}))
+
+        return plan.make_parts(arguments, make)
     small = name == "eight"
     names = ("perplexity", "kl", "retrieval") if small else (name,)
     texts, status = texts_of(arguments), 0

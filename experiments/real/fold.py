@@ -77,6 +77,8 @@ def run_figures(rows: Sequence[Row] | Any) -> dict[str, Any]:
     if kind == "fidelity":
         klds = np.concatenate([row["fidelity"]["kld"] for row in chosen])
         out |= {"p99_9": rounded(np.percentile(klds, 99.9)), "median": rounded(np.median(klds)), "tokens": len(klds)}
+        for name, key in (("ppl", "nll"), ("ppl_fp16", "nll_base")):
+            out[name] = rounded(np.exp(np.mean(np.concatenate([row["fidelity"][key] for row in chosen]))))
         out["samples"] = [rounded(np.mean(row["fidelity"]["kld"])) for row in chosen]
         out["same"] = [rounded(np.mean(fidelity_fold.same_top(row))) for row in chosen]
     elif kind == "nll":
@@ -161,6 +163,7 @@ COLUMNS = (
     ("kl", "KL, nats", with_interval),
     ("p99_9", "KL 99.9 %", short),
     ("flips", "flips, %", partial(with_interval, factor=100.0)),
+    ("ppl", "perplexity of these tokens", short),
     ("perplexity", "perplexity", with_interval),
     ("score", "score, %", partial(with_interval, factor=100.0)),
     ("ratio", "fp16's bytes to its", short),

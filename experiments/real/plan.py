@@ -6,6 +6,8 @@ The order is that of value: what decides most claims for an hour comes first.
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,6 +127,7 @@ def plan_of(arguments: argparse.Namespace, limit: int | None, write: bool = Fals
         limit=limit,
         paths=tuple((paths_in(folder) if folder else {}).items()),
         device=arguments.device,
+        batch=arguments.batch,
         fold_only=arguments.fold_only,
         runs=arguments.runs,
         out=Path("results") if arguments.write else arguments.out,
@@ -133,20 +136,41 @@ def plan_of(arguments: argparse.Namespace, limit: int | None, write: bool = Fals
     )
 
 
-def make_items(arguments: argparse.Namespace) -> int:
-    """Make the items of the plan, or those of ``--items``, part by part, and return the exit status."""
+def size_of(part: Part, arguments: argparse.Namespace) -> int:
+    """Return the samples of each run of a part on the machine that a command line names; 0: it is not for it."""
+    return part.laptop if arguments.device in ("auto", "cpu") else part.gpu
+
+
+def make_items(arguments: argparse.Namespace, parts: Sequence[Part] = PARTS) -> int:
+    """Make the items of some parts, or those of ``--items`` among them, and return the exit status."""
     from experiments import session
     from experiments.registry import chosen_items
 
     status = 0
-    for part in PARTS:
+    for part in parts:
         names = [name for name in part.items if not arguments.items or name in arguments.items]
-        number = arguments.prompts or (part.laptop if arguments.device in ("auto", "cpu") else part.gpu)
+        number = arguments.prompts or size_of(part, arguments)
         if names and number:
             plan = plan_of(arguments, number)
             items = session.measurable(chosen_items(names), plan)
             launcher = "joblib" if arguments.jobs > 1 else "local"
             status |= session.make_items(items, plan, launcher, arguments.jobs, arguments.fold_only)
+    return status
+
+
+def make_parts(arguments: argparse.Namespace, make_stage: Callable[[str, int], int]) -> int:
+    """Make all parts in their order until ``--minutes`` have passed, and return the exit status.
+
+    `make_stage` makes a stage with so many samples. A part that has begun is ended; what is left is named.
+    """
+    begin, status = time.monotonic(), 0
+    for number, part in enumerate(PARTS, start=1):
+        size, spent = size_of(part, arguments), (time.monotonic() - begin) / 60
+        if arguments.minutes and spent >= arguments.minutes:
+            print(f"after {spent:.1f} minutes: part {number}, {part.what}, is left for the same command", flush=True)
+        elif size:
+            print(f"after {spent:.1f} minutes: part {number}, {part.what}", flush=True)
+            status |= make_items(arguments, (part,)) if part.items else make_stage(part.stage, size)
     return status
 
 
