@@ -3,9 +3,9 @@
 Stages: ``kl`` (all formats), ``perplexity``, ``retrieval`` (with bytes), ``outliers`` and ``items`` (the papers' tables
 and figures with ``--data real``); ``floors`` compares fp16 with empty and with random answers. ``eight`` is what
 README's second table shows of ``kl``, ``perplexity`` and ``retrieval``; ``all`` is the plan, part by part. The same
-command goes on where it stopped; ``--fold-only`` writes the files of what is there, ``--pages`` the tables of README and
-docs/which-format.md from the files. WikiText-2 and the papers' data come from ``--data-dir`` (default: KVBENCH_DATA) or
-the hub; without either, the texts that come with Python are read, and every table says so.
+command goes on where it stopped; ``--fold-only`` writes the files of what is there, ``--pages`` the tables of README
+and docs/which-format.md from the files. WikiText-2 and the papers' data come from ``--data-dir`` (default:
+KVBENCH_DATA) or the hub; without either, the texts that come with Python are read, and every table says so.
 """
 
 from __future__ import annotations
@@ -24,19 +24,12 @@ from experiments import measured
 from experiments.place import positive
 from experiments.real import fold
 from experiments.real.files import default_folder, digest_of, paths_in
-from experiments.real.stages import EIGHT, MODEL, PYTHON, STAGES, Stage, Text
+from experiments.real.stages import EIGHT, MODEL, OWN, PYTHON, STAGES, Stage, Text
 from experiments.runs import Run, identify
 from kvbench.util.door import enter
 
 #: folder of the tables, whatever is dequantized into the model
 OUT = "results/smollm2"
-#: settings of README's table that `kl` names with their exact tokens
-OWN = {
-    "kivi int4": "kivi int4 G32 | own",
-    "kivi int2": "kivi int2 G32 | own",
-    "fp8": "fp8 | open",
-    "nvfp4": "nvfp4 | open",
-}
 
 
 def parse_real_options(given: Sequence[str]) -> argparse.Namespace:

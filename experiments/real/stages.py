@@ -26,6 +26,13 @@ EIGHT = (
     Setting("logquant int2", "logquant", "logquant"),
     Setting("kivi int2", "kivi", "kivi:int2"),
 )
+#: name among all formats of those of EIGHT that have another one there; the others are ``NAME | own``
+OWN = {
+    "kivi int4": "kivi int4 G32 | own",
+    "kivi int2": "kivi int2 G32 | own",
+    "fp8": "fp8 | open",
+    "nvfp4": "nvfp4 | open",
+}
 #: every format at its own exact tokens, at none, and at common ones; and the methods of EIGHT that are no format
 LINES = (
     *(Setting(line.key, line.family, line.setting) for line in format_lines()),
