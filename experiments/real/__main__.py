@@ -43,6 +43,7 @@ def parse_real_options(given: Sequence[str]) -> argparse.Namespace:
     add("--plan", action="store_true", help="print the plan: what is measured in which order, at what cost")
     add("--items", nargs="+", default=[], metavar="ITEM", help="of the stage items: which (default: those of the plan)")
     add("--prompts", type=positive, metavar="N", help="of the stage items: samples per data set (default: the plan's)")
+    add("--short", action="store_true", help="the first text and context of a stage alone (eight has no others)")
     add("--minutes", type=float, metavar="N", help="of the stage all: begin no further part after so many")
     arguments = parser.parse_args(given)
     arguments.stages = arguments.stages or ["eight"]
@@ -82,7 +83,7 @@ def stage_settings(stage: Stage, small: bool) -> Stage:
 def make_stage(stage: Stage, texts: Sequence[Text], given: Sequence[str], arguments: argparse.Namespace) -> int:
     """Run what is missing of a stage, write its file, and return the exit status."""
     number = arguments.limit or stage.number
-    runs = stage.data(texts, number)
+    runs = dict(list(stage.data(texts, number).items())[: 1 if arguments.short else None])
     known = [setting for setting in stage.settings if not arguments.only or setting.key in arguments.only]
     own = argparse.Namespace(**{**vars(arguments), "chosen": known, "only": [], "out": arguments.out / stage.name})
     about = {
@@ -140,6 +141,8 @@ def _make(name: str, given: Sequence[str], arguments: argparse.Namespace) -> int
     small = name == "eight"
     names = ("perplexity", "kl", "retrieval") if small else (name,)
     texts, status = texts_of(arguments), 0
+    if small:
+        arguments, given = argparse.Namespace(**{**vars(arguments), "short": True}), [*given, "--short"]
     for one in names:
         again: list[Any] = [text for text in given if text not in arguments.stages]
         status |= make_stage(stage_settings(STAGES[one], small), texts, [one, *again], arguments)

@@ -176,7 +176,7 @@ def test_the_command_runs_its_stages_and_children_one_stage(tmp_path, monkeypatc
     monkeypatch.setattr(measured, "run_apart", lambda table, setting, arguments, words: given.append(words) or True)
     assert real.main(["eight", *words[:2], "--run-only", "--jobs", "2", "--runs", str(tmp_path), "--limit", "3"]) == 0
     assert {words[0] for words in given} == {"perplexity", "kl", "retrieval"}
-    assert all("eight" not in words and words[-2:] == ["--limit", "3"] for words in given)
+    assert all("eight" not in words and "--short" in words and words[-2:] == ["--limit", "3"] for words in given)
     with pytest.raises(SystemExit):
         real.main(["nothing"])
     assert "no stage 'nothing'" in capsys.readouterr().err
