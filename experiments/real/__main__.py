@@ -23,8 +23,8 @@ from typing import Any
 from experiments import measured
 from experiments.place import positive
 from experiments.real import fold
-from experiments.real.files import default_folder, digest_of, paths_in
-from experiments.real.stages import EIGHT, MODEL, OWN, PYTHON, STAGES, Stage, Text
+from experiments.real.files import MODEL, default_folder, digest_of, paths_in
+from experiments.real.stages import EIGHT, OWN, PYTHON, STAGES, Stage, Text
 from experiments.runs import Run, identify
 from kvbench.util.door import enter
 

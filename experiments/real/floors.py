@@ -14,6 +14,7 @@ from experiments.fold.figures import standard_error
 from experiments.item import Column, Grid, Model
 from experiments.measured import Folded, keep_measured_table
 from experiments.place import choice
+from experiments.real.files import ABOVE, set_name
 from experiments.real.fold import rounded
 from experiments.registry import items
 from experiments.runs import Run, composed, execute_all, identify, run_of, samples
@@ -25,7 +26,7 @@ from kvbench.tasks.base import Sample, Task
 from kvbench.tasks.work import AskQuestions
 
 #: verdicts
-ABOVE, AT, UNKNOWN = "above", "at the floor", "too few rows"
+AT, UNKNOWN = "at the floor", "too few rows"
 #: fewest rows with which a set is called above its floor
 FEWEST = 5
 
@@ -35,7 +36,7 @@ def scored_columns(plan: Plan, model: Model) -> Iterator[tuple[str, Column]]:
     seen = set()
     for item in items().values():
         for column in columns_of(item, plan) if isinstance(item, Grid) else ():
-            name = f"{column.data}/{column.task}" if column.task else column.data
+            name = set_name(column)
             scored = column.figure == "score" and not runs_here(column, plan, model)
             if scored and name not in seen:
                 seen.add(name)

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from experiments.formats.grid import format_lines
 from experiments.measured import Setting
 
-#: the trained model of the README
-MODEL = "smollm2-135m-q4_1"
 #: the papers' settings and the engines' of README's second table
 EIGHT = (
     Setting("fp16", "fp16", "fp16"),

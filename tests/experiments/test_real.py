@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
-from experiments import measured
+from experiments import measured, reproduce
+from experiments.data import Plan
+from experiments.fold.grid import Source, fold_grid
 from experiments.formats.grid import ROWS
 from experiments.formats.which import LINES as TINY_LINES
 from experiments.measured import Stored
 from experiments.real import __main__ as real
-from experiments.real import floors, fold, pages, plan
+from experiments.real import files, floors, fold, pages, plan
 from experiments.real.stages import EIGHT, FACTORED, FACTORS, LINES, OWN, PYTHON, STAGES, Text
 from experiments.registry import items
 from experiments.runs import RunOutcome, composed
@@ -223,7 +227,7 @@ def test_floors_of_answers_that_know_nothing():
     assert empty == [0.0] * 4 and other == [0.0, 1.0, 0.0, 1.0]
     right, wrong = [1.0] * 6, [0.0] * 6
     half = [1.0, 0.0] * 3
-    assert floors.figures([1.0, 1.0, 1.0, 1.0, 1.0, 0.0], wrong, wrong)["verdict"] == floors.ABOVE
+    assert floors.figures([1.0, 1.0, 1.0, 1.0, 1.0, 0.0], wrong, wrong)["verdict"] == files.ABOVE
     assert floors.figures(half, wrong, half[::-1])["verdict"] == floors.AT
     assert floors.figures(wrong, wrong, half)["verdict"] == floors.AT  # worse than the floor
     assert floors.figures(right[:2], wrong[:2], wrong[:2])["verdict"] == floors.UNKNOWN
@@ -235,3 +239,43 @@ def test_floors_of_answers_that_know_nothing():
     assert (
         "| x | 6 | 50.0 | 0.0 | 0.0 | +50.0 [" in text and "| y | 0 | - | - | - | - | too few rows: no file |" in text
     )
+
+
+def test_claims_on_sets_at_the_floor_are_counted_apart(tmp_path, monkeypatch):
+    item = items()["cocktail/table3"]
+    rows = {row.name: {f"q/{i}": scored(i, row.name) for i in range(8)} for row in item.rows}
+    plan_here = Plan(models=(files.MODEL,), data="real")
+    sources = {
+        (files.MODEL, name, column.name): Source(own, ("run",)) for name, own in rows.items() for column in item.columns
+    }
+    monkeypatch.setattr(files, "FLOORS", tmp_path / "floors.json")
+    before = {verdict.claim: verdict.verdict for verdict in fold_grid(item, plan_here, sources).verdicts}
+    assert "at the floor" not in before.values() and "holds" in before.values()
+    for verdict, word in ((floors.AT, "at the floor"), (files.ABOVE, "holds")):
+        whole = {"lines": [{"name": "longbench_cocktail/qmsum", "verdict": verdict}]}
+        (tmp_path / "floors.json").write_text(json.dumps(whole))
+        folded = fold_grid(item, plan_here, sources)
+        assert word in {one.verdict for one in folded.verdicts}
+        assert any("At the floor" in note for note in folded.notes) == (word != "holds")
+    other = {("tiny", *key[1:]): source for key, source in sources.items()}
+    folded = fold_grid(item, replace(plan_here, models=("tiny",)), other)
+    assert {one.verdict for one in folded.verdicts} == set(before.values())
+
+
+def test_what_all_rows_leave_undecided_is_counted_apart():
+    item = items()["cocktail/table3"]
+    noisy = {row.name: {f"q/{i}": scored(i, row.name) for i in range(8)} for row in item.rows}
+    noisy["chunks of 128"] = {f"q/{i}": scored(i, "chunks of 32" if i % 3 else "") for i in range(8)}
+    sources = {
+        ("tiny", name, column.name): Source(own, ("run",)) for name, own in noisy.items() for column in item.columns
+    }
+    for limit, word in ((None, "undecided for rows"), (9, "undecided for rows"), (8, "undecided")):
+        verdicts = fold_grid(item, Plan(models=("tiny",), data="real", limit=limit), sources).verdicts
+        content = {"claims": [asdict(one) for one in verdicts]}
+        said = reproduce.counted(reproduce.Scale("x", Path(), content))
+        assert f"2 {word}" in said.split(", ")
+
+
+def scored(number, name):
+    better = 0.5 if name in ("chunks of 32", "chunks of 8") else 0.1
+    return {"id": f"q/{number}", "task": "qmsum", "scores": {"score": better + 0.01 * (number % 2)}, "measured": {}}
