@@ -8,7 +8,7 @@ model, whose file has no figures of single prompts, they are ordered where their
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,27 +139,28 @@ def formats_table(whole: Line, tiny: Sequence[Line]) -> list[str]:
 
 
 def readme_table(kl: Line, perplexity: Line, retrieval: Line) -> list[str]:
-    """Return README's second table: eight settings, a line each."""
-    texts = list(perplexity["lines"][0]["runs"])
-    column, wanted = column_of(kl), texts[0]
-    base = by_name(perplexity, "fp16")["runs"][wanted]
+    """Return README's second table: a column for each of the eight settings, a line for each figure."""
+    column, wanted = column_of(kl), next(iter(perplexity["lines"][0]["runs"]))
+    divergences = [by_name(kl, OWN.get(one.name, f"{one.name} | own")).get("runs", {}).get(column) for one in EIGHT]
+    losses = [by_name(perplexity, one.name).get("runs", {}).get(wanted) for one in EIGHT]
+    needles = [by_name(retrieval, one.name).get("runs", {}).get(RETRIEVAL) for one in EIGHT]
+    base = losses[0]
+    lines: list[tuple[str, Sequence[Line | None], Callable[[Any], str]]] = [
+        (f"perplexity, {wanted}", losses, lambda run: perplexity_text(run, base)),
+        (f"KL from fp16, {column}", divergences, lambda run: with_interval(run["kl"])),
+        ("KL 99.9 %", divergences, lambda run: short(run["p99_9"])),
+        ("other first token, %", divergences, lambda run: f"{100 * run['flips']['value']:.1f}"),
+        ("needle in 2,048 tokens, %", needles, lambda run: with_interval(run["score"], 100)),
+        ("KV bytes, fp16's to them", needles, sized),
+    ]
     body = []
-    for setting in EIGHT:
-        divergence = by_name(kl, OWN.get(setting.name, f"{setting.name} | own")).get("runs", {}).get(column)
-        nll = by_name(perplexity, setting.name).get("runs", {}).get(wanted)
-        needle = by_name(retrieval, setting.name).get("runs", {}).get(RETRIEVAL)
-        cells = ["-"] * 3 if divergence is None else [
-            with_interval(divergence["kl"]), short(divergence["p99_9"]), f"{100 * divergence['flips']['value']:.1f}"
-        ]  # fmt: skip
-        if setting.name == "fp16":
-            cells = ["0", "0", "0"]
-        score, size = ("-", "-") if needle is None else (with_interval(needle["score"], 100), sized(needle))
-        body.append([setting.name, "-" if nll is None else perplexity_text(nll, base), *cells, score, size])
-    runs = [by_name(kl, OWN.get(one.name, f"{one.name} | own")).get("runs", {}).get(column, {}) for one in EIGHT]
-    count = max(run.get("n", 0) for run in runs)
-    needles = max(line["runs"][RETRIEVAL]["n"] for line in retrieval["lines"])
-    head = ["", f"perplexity, {wanted} (n = {base['n']})", f"KL from fp16, {column} (n = {count})", "KL 99.9 %"]
-    return markdown_table([*head, "flips, %", f"needle in 2k, % (n = {needles})", "KV, fp16's to it"], body)
+    for title, runs, write in lines:
+        cells = ["-" if run is None else write(run) for run in runs]
+        if runs is divergences:
+            cells[0] = "0"
+        count = max((run["n"] for run in runs if run), default=0)
+        body.append([title if runs is needles and write is sized else f"{title} (n = {count})", *cells])
+    return markdown_table(["", *(setting.name for setting in EIGHT)], body)
 
 
 def perplexity_text(own: Line, base: Line) -> str:

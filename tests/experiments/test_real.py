@@ -152,9 +152,15 @@ def test_tables_of_the_pages(capsys):
     needles = [{"id": str(i), "scores": {"score": float(i > 0)}, "kv_bytes": bill, "measured": {}} for i in range(4)]
     retrieval = {"lines": [{"name": "kivi int4", "runs": {"niah_single_1": fold.run_figures(needles)}}]}
     table = pages.readme_table(kl, perplexity, retrieval)
-    (row,) = [one for one in table if one.startswith("| kivi int4 ")]
-    assert "Δ +" in row and "1 ±0.13" in row and "1.00 MiB, 3.00x" in row and "75 ±" in row
-    assert len([one for one in table if one.startswith("| ")]) == 1 + len(EIGHT)
+    cells = [[cell.strip() for cell in one.split("|")[1:-1]] for one in table]
+    place = cells[0].index("kivi int4")
+    column = {row[0]: row[place] for row in cells[2:]}
+    assert column["KL from fp16, WikiText-2 1k (n = 4)"] == "1 ±0.13" and column["KV bytes, fp16's to them"] == (
+        "1.00 MiB, 3.00x"
+    )
+    assert "Δ +" in column["perplexity, WikiText-2 (n = 4)"] and len(cells[0]) == 1 + len(EIGHT)
+    assert column["needle in 2,048 tokens, % (n = 4)"].startswith("75 ±")
+    assert [row[1] for row in cells[2:]] == ["23.34", "0", "0", "0", "-", "-"]  # fp16
     outliers = {"lines": [{"name": "fp8 | open", "family": "engine", "runs": {
         f"factor {n}": {"kl": {"value": 0.1 * n}} for n in (1, 4)}}]}  # fmt: skip
     assert pages.factors_table(outliers)[-1] == "| fp8 | 0.1 | 0.4 | 4 |"
