@@ -33,7 +33,7 @@ QUICKSTART := quickstart/fp16,quickstart/kivi4,quickstart/kivi2,quickstart/atom4
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help install run readme fetch-real test test-gpu test-slow test-docs docs docs-serve lint clean
+.PHONY: help install run readme fetch-real run-real test test-gpu test-slow test-docs docs docs-serve lint clean
 
 help:  ## this list
 	@echo "kvbench: what a KV-cache method costs in accuracy, and what it saves in memory and time"
@@ -68,6 +68,12 @@ readme: install  ## the same job anew, kept in results/quickstart, and README's 
 fetch-real:  ## a trained model and a trained encoder, 180 MB to download and 0.7 GB on disk (model=smollm2-135m-q4_1)
 	$(MAKE) install EXTRAS=$(EXTRAS),gguf
 	$(BIN)/python -m kvbench.fetch model=smollm2-135m-q4_1 method=cocktail method.encoder=minilm
+
+# windows of each setting; every table says how many
+WINDOWS ?= 4
+
+run-real: fetch-real  ## eight settings on that model and WikiText-2, else Python's texts (under 20 minutes on 2 idle cores)
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.real eight --limit $(WINDOWS) --jobs $(WORKERS)
 
 test: install  ## all tests that need no GPU and no network (under 7 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder

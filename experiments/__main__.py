@@ -41,9 +41,17 @@ def experiments_parser() -> argparse.ArgumentParser:
     )
     add(
         "--data",
-        choices=("paper", "mini", "standin"),
+        choices=("paper", "real", "mini", "standin"),
         default="paper",
-        help="the paper's data sets (default), the bundled tasks, or generated records (format only)",
+        help="the paper's data sets (default); real: the same for another trained model, without columns of time and "
+        "memory; the bundled tasks; or generated records (format only)",
+    )
+    add(
+        "--data-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="folder with the paper's data in its authors' layouts (longbench/, gsm8k/, pg19/, ...), for what --path "
+        "does not name (default with --data real: KVBENCH_DATA); what is in neither comes from the hub",
     )
     add(
         "--path",
@@ -62,6 +70,7 @@ def experiments_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="prompt lengths to use instead of the item's",
     )
+    add("--batch", type=positive, default=1, metavar="N", help="prompts at a time, where nothing is timed or drafted")
     add("--device", default="auto", help="device: auto, cpu, cuda or cuda:N")
     add(
         "--launcher",
@@ -145,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _do(arguments: argparse.Namespace) -> int:
     from experiments import check, reproduce, session
+    from experiments.real.files import default_folder, paths_in
     from experiments.registry import chosen_items, items
 
     if arguments.check:
@@ -158,14 +168,16 @@ def _do(arguments: argparse.Namespace) -> int:
         check_writable(str(arguments.runs), "--runs")
         if (arguments.fold_only or not arguments.items) and not arguments.runs.is_dir():
             raise ConfigError("--runs", arguments.runs, "is not a folder of runs", hint="--runs results/runs")
+    folder = arguments.data_dir or (default_folder() if arguments.data == "real" else None)
     plan = Plan(
         models=tuple(arguments.models),
         data=arguments.data,
         limit=arguments.limit,
         max_new_tokens=arguments.max_new_tokens,
-        paths=paths_of(arguments.path),
+        paths=tuple(((paths_in(folder) if folder else {}) | dict(paths_of(arguments.path))).items()),
         lengths=tuple(arguments.lengths),
         device=arguments.device,
+        batch=arguments.batch,
         fold_only=arguments.fold_only,
         rerun=arguments.rerun,
         runs=arguments.runs,
@@ -177,7 +189,7 @@ def _do(arguments: argparse.Namespace) -> int:
     if arguments.list or not arguments.items:
         print(session.listing(list(items().values()), plan), flush=True)
         return 0
-    picked = chosen_items(arguments.items)
+    picked = session.measurable(chosen_items(arguments.items), plan)
     if arguments.dry_run:
         from experiments.predict import prediction_report
         from kvbench.profiling.roofline import gpu_named

@@ -36,6 +36,9 @@ EXEMPT = {
     ("docs/methods.md", "| `method=` |"): "bit widths and years",
     ("results/mini/chunks.md", ""): "written by python -m experiments.mini.chunks, which keeps no other file",
     ("results/published/README.md", ""): "about the papers' numbers",
+    ("results/smollm2/plan.md", ""): "written by python -m experiments.real --plan",
+    ("results/smollm2/floors/table.md", ""): "written by python -m experiments.real floors",
+    ("results/smollm2/README.md", ""): "figures of runs at the options of others, with their log",
 }
 
 

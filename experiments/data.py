@@ -1,4 +1,4 @@
-"""The meaning of ``--data paper|mini|standin`` for the columns of an item, as overrides of kvbench."""
+"""The meaning of ``--data paper|real|mini|standin`` for the columns of an item, as overrides of kvbench."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any, Literal
 import yaml
 
 from experiments import standin
+from experiments.fold.figures import SPEEDS
 from experiments.item import Column, Grid, Group, Item, Model
 from experiments.runs import given_of
 from kvbench.util.confdir import group_options
 
-DataChoice = Literal["paper", "mini", "standin"]
+DataChoice = Literal["paper", "real", "mini", "standin"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +25,15 @@ class Plan:
 
     Args:
         models: ``model=`` values in place of the item's models; empty: the paper's models.
-        data: ``paper``: the paper's data sets; ``mini``: the bundled tasks in place of an item's data sets;
-            ``standin``: generated records in each benchmark's layout, to try the format only.
+        data: ``paper``: the paper's data sets; ``real``: the same for another trained model, without times and at
+            its own context; ``mini``: the bundled tasks in place of an item's data sets; ``standin``: generated
+            records in each benchmark's layout, to try the format only.
         limit: samples per data set (with mini: per task); None: all.
         max_new_tokens: limit of an answer; None: each data set's own.
         paths: ``dataset.path`` of data sets by their choice, for files that are on this machine.
         lengths: prompt lengths in place of a data set's or item's; empty: those that fit the model.
         device: ``runtime.device``.
+        batch: prompts at a time, where nothing is timed or drafted; the papers have 1.
         rerun: True to make samples of older code anew (``runtime.rerun``).
         fold_only: make tables of what exists, and compute nothing.
         runs: folder of the runs, which the main command line shares (``runtime.results_dir``).
@@ -46,6 +49,7 @@ class Plan:
     paths: tuple[tuple[str, str], ...] = ()
     lengths: tuple[int, ...] = ()
     device: str = "auto"
+    batch: int = 1
     rerun: bool = False
     fold_only: bool = False
     runs: Path = Path("results/runs")
@@ -81,7 +85,14 @@ SMALL_BATCH = 4
 
 
 def columns_of(item: Grid, plan: Plan) -> tuple[Column, ...]:
-    """Return the columns of an item under a plan: with ``mini`` its data sets are replaced by the bundled tasks."""
+    """Return the columns of an item under a plan.
+
+    With ``mini`` its data sets are replaced by the bundled tasks; with ``real`` the columns of time and memory are
+    left out, which are of the lengths and sizes of other models.
+    """
+    if plan.data == "real":
+        kept = item.columns if item.real is None else item.real
+        return tuple(column for column in kept if column.data != POINTS and column.figure not in SPEEDS)
     if plan.data != "mini":
         return item.columns
     points = tuple(column for column in item.columns if column.data == POINTS and not item.no_points)
@@ -91,12 +102,17 @@ def columns_of(item: Grid, plan: Plan) -> tuple[Column, ...]:
 
 
 def groups_of(item: Grid, plan: Plan) -> tuple[Group, ...]:
-    """Return the groups of an item under a plan."""
+    """Return the groups of an item under a plan; with ``real`` those of which all columns are there."""
+    if plan.data == "real":
+        names = {column.name for column in columns_of(item, plan)}
+        return tuple(group for group in item.groups if names.issuperset(group.columns))
     return item.groups if plan.data != "mini" or item.mini_groups is None else item.mini_groups
 
 
 def data_overrides(column: Column, plan: Plan, model: Model) -> list[str]:
     """Return the overrides that choose a column's data set, other than points of time and memory."""
+    if column.over:
+        return [f"dataset={column.data}", *_answers_of(column, plan, model)]
     texts = [f"dataset={column.data}", *column.options]
     if column.data == "mini":  # one run for all its columns: they share the five tasks of the preset
         if plan.lengths:
@@ -115,7 +131,21 @@ def data_overrides(column: Column, plan: Plan, model: Model) -> list[str]:
         texts.append(f"dataset.limit={plan.limit}")
     if plan.max_new_tokens is not None and "window" not in choice_data("dataset", column.data):
         texts.append(f"decoding.max_new_tokens={plan.max_new_tokens}")
+    if plan.batch > 1 and column.figure not in (*SPEEDS, "acceptance"):
+        texts.append(f"runtime.batch_size={plan.batch}")
     return texts
+
+
+def _answers_of(column: Column, plan: Plan, model: Model) -> list[str]:
+    """Return the overrides that have fp16's answers to the prompts of another data set decoded.
+
+    Their limit and their files are options of that data set.
+    """
+    inner = data_overrides(replace(column, data=column.over, over=""), plan, model)[1:]
+    prefix = "dataset."
+    options = [text.removeprefix(prefix).replace("=", ": ", 1) for text in inner if text.startswith(prefix)]
+    others = [text for text in inner if not text.startswith(prefix)]
+    return [f"dataset.over={column.over}", f"dataset.options={{{', '.join(options)}}}", *others]
 
 
 def _fitted(texts: list[str], column: Column, plan: Plan, model: Model) -> list[str]:
@@ -195,11 +225,25 @@ def scaled(column: Column, plan: Plan, model: Model) -> Column:
     return changed
 
 
-def runs_here(column: Column, model: Model) -> str:
-    """Return the reason why a point is not run with a model; empty if it is."""
+def runs_here(column: Column, plan: Plan, model: Model) -> str:
+    """Return the reason why a column is not run with a model; empty if it is."""
+    if longer := too_long(column, plan, model):
+        return f"not comparable: {longer}"
     if column.data == POINTS and model.preset == "tiny" and column.batch > SMALL_BATCH:
         return f"with tiny, batches up to {SMALL_BATCH} are run"
     return ""
+
+
+def too_long(column: Column, plan: Plan, model: Model) -> str:
+    """Return in what a column's prompts exceed a model's context with ``real``; empty if they do not.
+
+    A prompt as long as the context is shortened by the answer that has to fit behind it; a longer one is not run.
+    """
+    texts = given_of(column.options).get("dataset.lengths")
+    if plan.data != "real" or not texts or plan.lengths:
+        return ""
+    longest, context = max(yaml.safe_load(texts)), context_of(model.preset)
+    return f"prompts of {longest:,} tokens, and {model.title} reads {context:,}" if longest > context else ""
 
 
 def point_overrides(columns: Sequence[Column], model: Model) -> list[str]:

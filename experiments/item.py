@@ -46,6 +46,7 @@ class Row:
             the same.
         small: setting with ``--data mini|standin``, where that differs (an encoder whose weights are on this machine);
             empty: the same.
+        real: setting with ``--data real``, where that differs; empty: the same.
         published: columns of the published CSV and their values that select this row's cells.
         options: further overrides of this row's runs.
         choices: settings of which each cell shows the one with the shortest time per token (a search over gamma);
@@ -58,6 +59,7 @@ class Row:
     setting: str | None
     timed: str = ""
     small: str = ""
+    real: str = ""
     published: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
@@ -74,6 +76,7 @@ class Column:
         name: heading.
         data: choice of ``conf/dataset``; ``efficiency`` for points of time and memory.
         task: the only task to run, for data sets with tasks; empty: all of the data set.
+        over: data set whose prompts fp16 has answered, for ``data="fidelity/answers"``; the other fields are its.
         options: further overrides of the data set.
         figure: name in :data:`experiments.fold.figures.FIGURES`.
         scale: factor from kvbench's figure to the paper's unit (100 for scores in percent).
@@ -94,6 +97,7 @@ class Column:
     name: str
     data: str
     task: str = ""
+    over: str = ""
     options: tuple[str, ...] = ()
     figure: str = "score"
     scale: float = 100.0
@@ -218,6 +222,7 @@ class Grid(Item):
         mini: the columns with ``--data mini``. Columns of time and memory stay as they are, unless `no_points`.
         mini_groups: the groups with ``--data mini``; None: `groups`.
         no_points: True if ``--data mini`` has no columns of time and memory.
+        real: columns with ``--data real``, which has no times; None: those of `columns` that are no times.
         only_groups: True if the table shows the groups alone.
     """
 
@@ -230,6 +235,7 @@ class Grid(Item):
     mini: tuple[Column, ...] = MINI
     mini_groups: tuple[Group, ...] | None = None
     no_points: bool = False
+    real: tuple[Column, ...] | None = None
     only_groups: bool = False
 
 

@@ -17,7 +17,7 @@ from experiments.checks.rules import Block, write_blocks
 from experiments.data import Plan
 from experiments.draw.table import amount, because
 from experiments.fold.cells import Verdict
-from experiments.fold.claims import APART, FAILS, HOLDS, NOT_RUN, OPEN, RULE, VERDICTS
+from experiments.fold.claims import ALL_ROWS, APART, FAILS, FLOOR, HOLDS, NOT_RUN, OPEN, RULE, VERDICTS
 from experiments.item import Computed, Item
 from experiments.stored import ROOT, as_json, markdown_table
 from experiments.write import claims_of
@@ -27,11 +27,15 @@ from kvbench.util import atomic
 EXPECTED = ROOT / "results" / "expected.json"
 #: beginnings of the overrides that a setting is made of
 _OF_SETTING = ("method=", "method.", "quantizer")
-#: counts of each verdict in words: of one claim, and of several
+#: what is undecided because there are no more rows
+FOR_ROWS = "undecided for rows"
+#: counts of each verdict in words, in the order of lists: of one claim, and of several
 COUNTED = {
     HOLDS: ("holds", "hold"),
     FAILS: ("does not hold", "do not hold"),
     OPEN: ("undecided", "undecided"),
+    FOR_ROWS: ("undecided for rows", "undecided for rows"),
+    FLOOR: ("at the floor", "at the floor"),
     APART: ("not comparable", "not comparable"),
     NOT_RUN: ("not run", "not run"),
 }
@@ -133,8 +137,9 @@ def section(item: Item, scales_: Sequence[Scale], results: Path) -> Iterator[str
 
 def counted(scale: Scale) -> str:
     """Return how the claims of a scale came out, as counts."""
-    counts = Counter(claim.verdict for claim in scale.verdicts)
-    return ", ".join(f"{counts[word]} {COUNTED[word][counts[word] > 1]}" for word in VERDICTS if counts[word])
+    words = (FOR_ROWS if claim.label == ALL_ROWS else claim.verdict for claim in scale.verdicts)
+    counts = Counter(words)
+    return ", ".join(f"{counts[word]} {COUNTED[word][counts[word] > 1]}" for word in COUNTED if counts[word])
 
 
 def needed(item: Item, expected: Mapping[str, float] | None) -> str:

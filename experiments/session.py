@@ -13,14 +13,17 @@ from experiments.data import POINTS, Plan, columns_of, shortened
 from experiments.draw.table import item_markdown
 from experiments.fold.cells import Folded
 from experiments.fold.grid import fold_grid
-from experiments.fold.sources import missing_runs, sources_of
+from experiments.fold.sources import missing_runs, setting_of, sources_of
 from experiments.item import Computed, Grid, Item
+from experiments.real.files import file_notes
 from experiments.runs import Launcher, Run, RunOutcome, execute_all
 from experiments.write import write_item
-from kvbench.errors import DataError, KvbenchError
+from kvbench.errors import ConfigError, DataError, KvbenchError
 from kvbench.results import code as codes
 from kvbench.results.store import DONE, RunStore
 
+#: encoders that stand in for Contriever, in words
+ENCODERS = {"bm25": "BM25, which needs no weights", "minilm": "all-MiniLM-L6-v2"}
 #: beginning of the folder's name of an analysis of attention
 ANALYSIS = "attention-"
 
@@ -130,6 +133,37 @@ def _age_of_analysis(folder: Path) -> list[str] | None:
     return [] if code == code_digest() else ["analysis"]
 
 
+def measurable(items: Sequence[Item], plan: Plan) -> list[Item]:
+    """Return the items that a plan can measure, and say which others there are: with ``real``, times and formulas.
+
+    Raises:
+        ConfigError: there is none, or no model is named with ``real``.
+    """
+    if plan.data != "real":
+        return list(items)
+    if not plan.models:
+        raise ConfigError("--data", "real", "is for a model other than the paper's", hint="add --models NAME")
+    left_out = [item.id for item in items if not measurable_item(item, plan)]
+    if len(left_out) == len(items):
+        raise ConfigError(
+            "--data",
+            "real",
+            f"has no score, attention or acceptance for {', '.join(left_out)}",
+            hint="their times, memory and formulas are those of the paper's models: leave out --models and --data",
+        )
+    if left_out:
+        print(f"no score, attention or acceptance, so left out: {', '.join(left_out)}", file=sys.stderr)
+    return [item for item in items if item.id not in left_out]
+
+
+def measurable_item(item: Item, plan: Plan) -> bool:
+    """Return True if an item has a score, an attention or an acceptance under a plan."""
+    if isinstance(item, Grid):
+        return bool(columns_of(item, plan))
+    assert isinstance(item, Computed)
+    return not item.compute.startswith(("analytic:", "forced:", "points:"))
+
+
 def item_runs(item: Item, plan: Plan) -> list[Run]:
     """Return the runs of an item, each once, in the order of its cells; none for a computed item."""
     return missing_runs(item, plan) if isinstance(item, Grid) else []
@@ -222,12 +256,14 @@ def notes_of(item: Grid, plan: Plan) -> list[str]:
             f"Data here: bundled ({bundled}), in place of the paper's data sets. The paper's numbers are of other "
             "data: they are shown only as the differences of its claims."
         )
-    replaced = [row for row in item.rows if row.small and plan.data != "paper"]
-    if replaced and answers and all("encoder=bm25" in row.small for row in replaced):
+    here = {row.name: setting_of(row, plan) for row in item.rows if row.setting}
+    replaced = [row for row in item.rows if row.setting and here[row.name] != row.setting]
+    encoder = next((name for name in ENCODERS if all(f"encoder={name}" in here[row.name] for row in replaced)), None)
+    if replaced and answers and encoder:
         names = "" if len(replaced) == len(item.rows) else f" ({', '.join(row.name for row in replaced)})"
-        notes.append(f"Encoder here{names}: BM25, which needs no weights, in place of Contriever.")
+        notes.append(f"Encoder here{names}: {ENCODERS[encoder]}, in place of Contriever.")
     elif replaced and answers:
-        texts = [f"{row.name}: {row.small} in place of {row.setting}" for row in replaced]
+        texts = [f"{row.name}: {here[row.name]} in place of {row.setting}" for row in replaced]
         notes.append(f"Settings here: {'; '.join(texts)}.")
     if plan.limit is not None and answers:
         notes.append(f"At most {plan.limit} samples per data set{' and task' if plan.data == 'mini' else ''}.")
@@ -242,7 +278,7 @@ def notes_of(item: Grid, plan: Plan) -> list[str]:
         notes.append(f"Lengths here: {'; '.join(text for text in lengths if text)}.")
     if plan.max_new_tokens is not None and answers:
         notes.append(f"Answers end after {plan.max_new_tokens} tokens.")
-    return notes
+    return notes + (file_notes(columns, plan) if plan.data == "real" else [])
 
 
 def listing(items: Sequence[Item], plan: Plan) -> str:

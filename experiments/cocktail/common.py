@@ -18,7 +18,16 @@ AVERAGE = "Average"
 
 #: random prompts have no chunk that resembles the question: the widths are shares by rank
 TIMED = "cocktail:split=[10,30,60]:encoder=bm25"
-COCKTAIL = Row("Cocktail", "cocktail", small="cocktail:encoder=bm25", timed=TIMED, published={"method": "Cocktail"})
+#: the trained encoder that --data real has in place of Contriever
+REAL = "cocktail:encoder=minilm"
+COCKTAIL = Row(
+    "Cocktail",
+    "cocktail",
+    small="cocktail:encoder=bm25",
+    real=REAL,
+    timed=TIMED,
+    published={"method": "Cocktail"},
+)
 METHODS = (
     Row("FP16", "fp16", published={"method": "FP16"}),
     Row("Atom INT2", "atom:int2_token", published={"method": "Atom"}),

@@ -1,6 +1,6 @@
 """Cocktail, Figure 7: the thresholds' parameters alpha and beta."""
 
-from experiments.cocktail.common import ALIKE, LLAMA, QMSUM
+from experiments.cocktail.common import ALIKE, LLAMA, QMSUM, REAL
 from experiments.item import Claim, Grid, Group, Row
 
 _ALPHA, _BETA = (0.2, 0.4, 0.6, 0.8), (0.05, 0.1, 0.2, 0.3)
@@ -11,7 +11,12 @@ def _row(series: str, alpha: float, beta: float) -> Row:
     changed = (f":alpha={alpha}" if alpha != 0.6 else "") + (f":beta={beta}" if beta != 0.1 else "")
     value = alpha if series == "alpha" else beta
     return Row(
-        f"{series} {value}", f"cocktail{changed}", small=f"cocktail:encoder=bm25{changed}", series=series, x=value
+        f"{series} {value}",
+        f"cocktail{changed}",
+        small=f"cocktail:encoder=bm25{changed}",
+        real=f"{REAL}{changed}",
+        series=series,
+        x=value,
     )
 
 

@@ -1,6 +1,6 @@
 """Cocktail, Table III: the chunk size."""
 
-from experiments.cocktail.common import ALIKE, LLAMA, QMSUM
+from experiments.cocktail.common import ALIKE, LLAMA, QMSUM, REAL
 from experiments.item import Claim, Grid, Group, Row
 
 _BM25 = "cocktail:encoder=bm25:chunk_size={}"
@@ -16,6 +16,7 @@ ITEM = Grid(
             f"chunks of {size}",
             "cocktail" if size == 32 else f"cocktail:chunk_size={size}",
             small="cocktail:encoder=bm25" if size == 32 else _BM25.format(size),
+            real=REAL if size == 32 else f"{REAL}:chunk_size={size}",
             published={"chunk_size": str(size)},
         )
         for size in (8, 16, 32, 64, 128, 256)

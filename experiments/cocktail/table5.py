@@ -1,6 +1,6 @@
 """Cocktail, Table V: what its two modules do for score, memory and time."""
 
-from experiments.cocktail.common import ALIKE, LESS, LLAMA, MODELS, POINTS_CAPTION, QMSUM, TIMED, point_column
+from experiments.cocktail.common import ALIKE, LESS, LLAMA, MODELS, POINTS_CAPTION, QMSUM, REAL, TIMED, point_column
 from experiments.item import MINI, Claim, Grid, Group, Row
 
 _KEY = {"dataset": "qmsum"}
@@ -13,6 +13,7 @@ def _variant(name: str, options: str) -> Row:
         name,
         f"cocktail{options}",
         small=f"cocktail:encoder=bm25{options}",
+        real=f"{REAL}{options}",
         timed=f"{TIMED}{options}",
         published={"variant": name},
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from experiments.data import Plan, data_overrides
 from experiments.item import Column, Model
+from experiments.real.files import file_notes
 from experiments.runs import composed, run_of
 from kvbench.analysis.outcome import Outcome, Shape
 from kvbench.config.run_config import RunConfig, checked_config
@@ -79,6 +80,8 @@ def notes(item: Any, plan: Plan, *analyses: Analysis) -> list[str]:
         lines.append(f"Models here: {', '.join(plan.models)}, in place of {', '.join(m.title for m in item.models)}.")
     if plan.data == "mini":
         lines.append("Data here: the bundled tasks of dataset=mini in place of the paper's data sets.")
+    if plan.data == "real":
+        lines += file_notes(item.options["data"], plan)
     for one in analyses:
         if one.outcome is not None:
             heads = one.outcome.shape.layers * one.outcome.shape.heads

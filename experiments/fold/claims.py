@@ -13,8 +13,12 @@ from kvbench.metrics import intervals
 from kvbench.metrics.intervals import Interval
 
 HOLDS, FAILS, OPEN, APART, NOT_RUN = "holds", "does not hold", "undecided", "not comparable", "not run"
+#: label of a claim that all rows at hand leave undecided
+ALL_ROWS = "all rows at hand"
+#: of scores that fp16 has no better than an answer that knows nothing
+FLOOR = "at the floor"
 #: verdicts in the order of lists
-VERDICTS = (HOLDS, FAILS, OPEN, APART, NOT_RUN)
+VERDICTS = (HOLDS, FAILS, OPEN, FLOOR, APART, NOT_RUN)
 #: the rule of :func:`decided`, as documents print it
 RULE = """A claim *holds* where the 95 % interval of the difference lies within the claim's bounds, *does not hold*
 where it lies outside, and is *undecided* where a bound lies in it: then it is named about how many samples would

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from kvbench.results import fidelity_fold
 from kvbench.results.points import halves
 
 Row = Mapping[str, Any]
@@ -83,6 +84,26 @@ def acceptance(rows: Sequence[Row]) -> Statistic | None:
     return Statistic(rate, tuple(rate + shift * (accepted - rate * drafted) for accepted, drafted in parts))
 
 
+def mean_divergence(rows: Sequence[Row]) -> Statistic | None:
+    """Return the mean KL divergence from fp16 per token, over all samples together (samples are clusters)."""
+    return per_token([(row.get("fidelity") or {}).get("kld") or () for row in rows])
+
+
+def flips(rows: Sequence[Row]) -> Statistic | None:
+    """Return the share of tokens at which another one than fp16's is the most probable (samples are clusters)."""
+    marked = [row for row in rows if row.get("fidelity")]
+    return per_token([[1.0 - same for same in fidelity_fold.same_top(row)] for row in marked])
+
+
+def per_token(numbers: Sequence[Sequence[float]]) -> Statistic | None:
+    """Return the mean of the tokens' numbers, of which each sample has some; None without any."""
+    total = sum(map(len, numbers))
+    if not total:
+        return None
+    mean, shift = sum(map(sum, numbers)) / total, len(numbers) / total
+    return Statistic(mean, tuple(mean + shift * (sum(own) - mean * len(own)) for own in numbers))
+
+
 def _compression(row: Row) -> float | None:
     bill = row.get("kv_bytes")
     return bill["fp16_equivalent"] * halves(row) / bill["used"]["total"] if bill else None
@@ -141,6 +162,8 @@ FIGURES: dict[str, Callable[[Sequence[Row]], Statistic | None]] = {
     "seconds_per_token": mean_figure(_seconds_per_token),
     "perplexity": perplexity,
     "acceptance": acceptance,
+    "kl": mean_divergence,
+    "flips": flips,
     # of points of time and memory: seconds, bytes, tokens per second
     "tpot_s": point_figure("tpot_s", "median"),
     "ttft_s": point_figure("ttft_s"),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from experiments import published
-from experiments.data import POINTS, Plan, columns_of, groups_of, scaled
+from experiments.data import POINTS, Plan, columns_of, groups_of, scaled, too_long
 from experiments.fold.cells import FORMAT_ONLY, OUT_OF_MEMORY, Cell, Folded, Heading, Verdict, interval_fields
-from experiments.fold.claims import judge
+from experiments.fold.claims import ALL_ROWS, APART, FLOOR, OPEN, judge
 from experiments.fold.figures import FIGURES, SPEEDS, Row, Statistic, paired, quotient
 from experiments.item import Column, Grid, Group, Model
 from experiments.item import Row as Setting
+from experiments.real.files import set_name, sets_at_floor
 from kvbench.metrics import intervals
 from kvbench.metrics.intervals import Interval
 
@@ -63,6 +64,8 @@ def fold_grid(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = (
             headings.append(Heading(group.name, group.unit or first.unit, digits, mean=True))
     devices = sorted({cell.note for cell in cells if cell.note})
     notes = [*notes, f"Measured on: {'; '.join(devices)}."] if devices else notes
+    lost = [name for model in plan.models_of(item) for name in floored(columns, plan, model)]
+    notes = [*notes, f"At the floor, and so without verdicts of their own: {', '.join(lost)}."] if lost else notes
     return Folded(
         headings,
         [row.name for row in item.rows],
@@ -216,7 +219,19 @@ class _Table:
         column = members[0]
         sized = column.data == POINTS or column.figure in SPEEDS
         standing_in = sized and self.model not in self.item.models
-        return judge(claim, self.item.paper, self.model.title, column, cell, difference, values, standing_in)
+        verdict = judge(claim, self.item.paper, self.model.title, column, cell, difference, values, standing_in)
+        reason = too_long(column, self.plan, self.model)
+        if reason:
+            return replace(verdict, verdict=APART, reason=reason)
+        lost = floored(members, self.plan, self.model)
+        if lost and len(lost) == len(members) and verdict.ours is not None:
+            reason = f"fp16 is not above answers that know nothing ({', '.join(lost)})"
+            return replace(verdict, verdict=FLOOR, reason=reason, needed=None)
+        counts = [self.counts[member.name] for member in members]
+        spent = self.plan.limit is None or all(count < self.plan.limit for count in counts)
+        if self.plan.data == "real" and verdict.verdict == OPEN and spent and not verdict.label:
+            return replace(verdict, label=ALL_ROWS)
+        return verdict
 
     def _of(self, name: str) -> list[Column]:
         group = next((g for g in self.groups if g.name == name), None)
@@ -246,6 +261,12 @@ class _Table:
         if not (self.item.published and keys and row.published and self.plan.compares(self.item, self.model)):
             return None
         return looked_up(self.item, self.model, row, keys, value)
+
+
+def floored(columns: Sequence[Column], plan: Plan, model: Model) -> list[str]:
+    """Return the names of the columns of scores on which fp16 of a model is at the floor, with ``--data real``."""
+    lost = sets_at_floor(model.preset) if plan.data == "real" else frozenset[str]()
+    return [column.name for column in columns if column.figure == "score" and set_name(column) in lost]
 
 
 def of_group(group: Group, columns: Sequence[Column], plan: Plan) -> list[Column]:

@@ -30,7 +30,7 @@ def heat(item: Computed, plan: Plan) -> Folded:
     from experiments.data import choice_data
 
     options = item.options
-    name = options["encoder"] if plan.data == "paper" else options["small"]
+    name = options[{"paper": "encoder", "real": "real"}.get(plan.data, "small")]
     rows = [f"query {number + 1}" for number in range(options["queries"])]
     headings = [Heading(text, "% of chunks", 1) for text in ("FP16", "INT4", "INT2")]
     tokenizer = load_tokenizer(build(ModelConfig, choice_data("model", "tiny"), "model"))

@@ -30,7 +30,7 @@ def runs_of(item: Grid, plan: Plan) -> dict[Place, Run | Choice | Source]:
     by_place: dict[Place, Run | Choice | Source] = {}
     columns = columns_of(item, plan)
     for model in plan.models_of(item):
-        here = {column.name: runs_here(column, model) for column in columns}
+        here = {column.name: runs_here(column, plan, model) for column in columns}
         runnable = [c for c in columns if c.data == POINTS and c.figure not in forced.FIGURES and not here[c.name]]
         points = [scaled(column, plan, model) for column in runnable]
         for row in item.rows:
@@ -78,7 +78,7 @@ def conditions(column: Column) -> tuple[object, ...]:
 def setting_of(row: Setting, plan: Plan) -> str:
     """Return the setting of a row's answers under a plan."""
     assert row.setting is not None
-    return (row.small if plan.data != "paper" else "") or row.setting
+    return {"paper": "", "real": row.real}.get(plan.data, row.small) or row.setting
 
 
 def sources_of(item: Grid, plan: Plan, outcomes: Mapping[Run, RunOutcome]) -> Sources:

@@ -10,6 +10,7 @@ from experiments.data import Plan, data_overrides
 from experiments.fold.cells import FORMAT_ONLY, Cell, Folded, Heading, mean_cell
 from experiments.fold.figures import standard_error
 from experiments.item import MINI, Computed, Described, Model
+from experiments.real.files import file_notes
 from experiments.runs import composed, run_of
 from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.errors import KvbenchError
@@ -43,6 +44,7 @@ def of_datasets(item: Computed, plan: Plan) -> Folded:
         notes=[
             "Length: LongBench's own count (words, or characters in Chinese); elsewhere words of the prompt.",
             *([f"Records of {'; '.join(sources)}."] if sources else []),
+            *(file_notes([row.data for row in rows], plan) if plan.data == "real" else []),
         ],
         marks=[FORMAT_ONLY] if plan.data == "standin" else [],
     )

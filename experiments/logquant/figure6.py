@@ -1,7 +1,7 @@
 """LogQuant, Figure 6: accuracy on GSM8K by compression ratio."""
 
 from experiments.item import MINI, Claim, Column, Grid, Group, Model, Row
-from experiments.logquant.common import GSM8K, KIVI_NOTE
+from experiments.logquant.common import GSM8K, GSM8K_FLIPS, GSM8K_KL, KIVI_NOTE, closer
 
 _RATIO = Column("compression ratio", GSM8K.data, options=GSM8K.options, figure="compression", scale=1.0, unit="x")
 _MINI_RATIO = Column(_RATIO.name, "mini", figure="compression", scale=1.0, unit="x")
@@ -30,6 +30,7 @@ ITEM = Grid(
         *_window_rows("PartialLogQuant", "partial_logquant:reserved={}"),
     ),
     columns=(GSM8K, _RATIO),
+    real=(GSM8K, GSM8K_KL, GSM8K_FLIPS, _RATIO),
     groups=(Group(_MEAN, columns=(GSM8K.name,), mini=tuple(column.name for column in MINI)),),
     mini=(*MINI, _MINI_RATIO),
     base="baseline",
@@ -43,7 +44,8 @@ ITEM = Grid(
         )
         for exact in _KEPT
         for other in ("KiVi", "KIVI")
-    ),
+    )
+    + tuple(closer(f"LogQuant, R {exact}", f"{other}, R {exact}") for exact in _KEPT for other in ("KiVi", "KIVI")),
     words=(
         "At higher ratios PartialLogQuant is better than LogQuant (sec. 4.2.2).",
         "The smaller models, and those with few KV heads, lose most at 2 bits (sec. 4.2.2).",

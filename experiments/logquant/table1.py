@@ -25,11 +25,15 @@ ITEM = Grid(
         Row(_OWN_SINKS, "kivi:int2:sinks=2"),
     ),
     columns=(replace(common.GSM8K, published={"dataset": "gsm8k"}),),
+    real=(common.GSM8K, common.GSM8K_KL, common.GSM8K_FLIPS),
     groups=(Group(_MEAN, published={"dataset": "gsm8k"}),),
     base="baseline",
     published="logquant_table1",
     value="accuracy",
     claims=(
+        common.closer("KiVi (4-bit)", "KiVi (2-bit)"),
+        common.closer(_SINKS, "KiVi (2-bit)"),
+        common.closer(_OWN_SINKS, "KIVI (2-bit)"),
         Claim("2 bits lose accuracy", "KiVi (2-bit)", "baseline", _MEAN, low=-100.0, high=0.0),
         Claim("exact sinks change little (within a point)", _SINKS, "KiVi (2-bit)", _MEAN, low=-1.0, high=1.0),
         Claim(

@@ -100,6 +100,21 @@ def faster(places: Iterable[str]) -> tuple[Claim, ...]:
     )
 
 
+def accepted_more(columns: Iterable[str]) -> tuple[Claim, ...]:
+    """Return the claims that QuantSpec's drafts are accepted more often than sparse ones, in columns of acceptance."""
+    return tuple(
+        Claim(f"{column}: QuantSpec above {draft}", "QuantSpec", draft, column)
+        for column in columns
+        for draft in SPARSE
+    )
+
+
+def books(context: int) -> Column:
+    """Return the column of acceptance on books, of which every context can be cut: for ``--data real``."""
+    name, options = f"books {context // 1024}k: acceptance", (f"dataset.lengths=[{context}]",)
+    return Column(name, "pg19", options=options, figure="acceptance", scale=100.0, x=float(context))
+
+
 def less_memory(places: Iterable[str]) -> tuple[Claim, ...]:
     """Return the claims that QuantSpec's peak is below that of the sparse drafts, at each place (``pg19 4k``)."""
     return tuple(

@@ -28,6 +28,7 @@ ITEM = Grid(
                 _name(value, key),
                 _setting(128, key, value),
                 small=_setting(64, key, value),
+                real=_setting(64, key, value),
                 published={"value_axis": value, "key_axis": key},
             )
             for value in _AXES

@@ -35,6 +35,7 @@ ITEM = Grid(
     published="quantspec_table4",
     value="acceptance_rate_pct",
     claims=(
+        *common.accepted_more(f"pg19 {context}k: acceptance" for context in (4, 8)),
         *common.faster(f"{data} {context}k" for data, context, _ in _PLACES),
         *common.less_memory(f"{data} {context}k" for data, context, _ in _PLACES if context > 4),
         *(

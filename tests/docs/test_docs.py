@@ -93,7 +93,7 @@ def test_the_map_has_the_layers_that_imports_are_held_to() -> None:
 def test_the_readme_is_two_screens() -> None:
     shown = re.sub(r"<!-- needs: .* -->\n\n", "", text(ROOT / "README.md"))  # marks are for tests, and not shown
     lines = shown.splitlines()
-    assert len(lines) <= 130
+    assert len(lines) <= 144  # with two tables of results
     assert max(len(line) for line in lines if not line.startswith(("|", "<!--"))) <= 120
 
 

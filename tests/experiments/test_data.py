@@ -118,8 +118,8 @@ def test_points_are_smaller_with_tiny_and_with_other_lengths():
     assert scaled(POINT, Plan(lengths=(99999,)), LLAMA).prompt == 4096
     assert [scaled(POINT, Plan(max_new_tokens=n), LLAMA).new_tokens for n in (1, 9, 999)] == [2, 9, 64]
     assert scaled(ANSWERS, Plan(lengths=(9,)), TINY) == ANSWERS
-    assert runs_here(replace(POINT, batch=5), TINY) == "with tiny, batches up to 4 are run"
-    assert runs_here(replace(POINT, batch=4), TINY) == runs_here(replace(POINT, batch=5), LLAMA) == ""
+    assert runs_here(replace(POINT, batch=5), Plan(), TINY) == "with tiny, batches up to 4 are run"
+    assert runs_here(replace(POINT, batch=4), Plan(), TINY) == runs_here(replace(POINT, batch=5), Plan(), LLAMA) == ""
     assert shortened(POINT, Plan(), LLAMA) == "" == shortened(POINT, Plan(), Model("longchat-7b"))
     assert shortened(POINT, Plan(), TINY) == "efficiency 1024 + 16 tokens in place of 4096 + 64"
 

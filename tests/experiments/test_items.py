@@ -55,7 +55,7 @@ def test_names_are_unique_and_claims_name_them(item):
     assert not item.base or item.base in rows
     for claim in item.claims:
         assert isinstance(claim, Claim) and {claim.first, claim.second} <= set(rows)
-        assert claim.column in columns or claim.column in [column.name for column in item.mini]
+        assert claim.column in columns or claim.column in [column.name for column in (*item.mini, *(item.real or ()))]
         assert bound(item.paper, claim.low) < bound(item.paper, claim.high)
 
 

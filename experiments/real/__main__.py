@@ -1,0 +1,154 @@
+"""``python -m experiments.real [STAGE ...]``: a trained model on real text, stage by stage, into results/smollm2.
+
+Stages: ``kl`` (all formats), ``perplexity``, ``retrieval`` (with bytes), ``outliers`` and ``items`` (the papers' tables
+and figures with ``--data real``); ``floors`` compares fp16 with empty and with random answers. ``eight`` is what
+README's second table shows of ``kl``, ``perplexity`` and ``retrieval``; ``all`` is the plan, part by part. The same
+command goes on where it stopped; ``--fold-only`` writes the files of what is there, ``--pages`` the tables of README
+and docs/which-format.md from the files. WikiText-2 and the papers' data come from ``--data-dir`` (default:
+KVBENCH_DATA) or the hub; without either, the texts that come with Python are read, and every table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments import measured
+from experiments.place import positive
+from experiments.real import fold
+from experiments.real.files import MODEL, default_folder, digest_of, paths_in
+from experiments.real.stages import EIGHT, OWN, PYTHON, STAGES, Stage, Text
+from experiments.runs import Run, identify
+from kvbench.util.door import enter
+
+#: folder of the tables, whatever is dequantized into the model
+OUT = "results/smollm2"
+
+
+def parse_real_options(given: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = measured.table_parser("experiments.real", __doc__, "results/runs/real", batch=1, limit=None)
+    parser.set_defaults(model=MODEL)
+    add = parser.add_argument
+    add("stages", nargs="*", metavar="STAGE", help=f"what to run: {', '.join(CHOICES)} (default: eight)")
+    add("--data-dir", type=Path, metavar="FOLDER", help="folder of WikiText-2 and the papers' data")
+    add("--pages", action="store_true", help="write the tables of README and docs from the files of results/smollm2")
+    add("--plan", action="store_true", help="print the plan: what is measured in which order, at what cost")
+    add("--items", nargs="+", default=[], metavar="ITEM", help="of the stage items: which (default: those of the plan)")
+    add("--prompts", type=positive, metavar="N", help="of the stage items: samples per data set (default: the plan's)")
+    add("--short", action="store_true", help="the first text and context of a stage alone (eight has no others)")
+    add("--minutes", type=float, metavar="N", help="of the stage all: begin no further part after so many")
+    arguments = parser.parse_args(given)
+    arguments.stages = arguments.stages or ["eight"]
+    for name in arguments.stages:
+        if name not in CHOICES:
+            parser.error(f"no stage {name!r}: {', '.join(CHOICES)}")
+    arguments.out = arguments.out or Path(
+        OUT if arguments.model == MODEL else f"results/{measured.slug_of(arguments.model)}/real"
+    )
+    arguments.parser = parser
+    return arguments
+
+
+CHOICES = ("eight", *STAGES, "items", "floors", "all")
+
+
+def texts_of(arguments: argparse.Namespace) -> list[Text]:
+    """Return the texts of this machine: WikiText-2 from the folder or the hub, where it can be had, and Python's."""
+    folder = arguments.data_dir or default_folder()
+    path = paths_in(folder).get("perplexity/wikitext2") if folder else None
+    wiki = Text("WikiText-2", "perplexity/wikitext2", path)
+    run = Run(("method=fp16", f"model={arguments.model}", f"dataset={wiki.choice}"), arguments.model, wiki.choice)
+    if path or not identify(run)[1]:
+        return [wiki, PYTHON]
+    print("WikiText-2 is not on this machine and the hub is out of reach: Python's own texts are read", file=sys.stderr)
+    return [PYTHON]
+
+
+def stage_settings(stage: Stage, small: bool) -> Stage:
+    """Return a stage with the settings of README's table alone, if `small`."""
+    if not small or stage.settings is EIGHT:
+        return stage
+    names = {OWN.get(one.name, f"{one.name} | own") for one in EIGHT}
+    return replace(stage, settings=tuple(setting for setting in stage.settings if setting.name in names))
+
+
+def make_stage(stage: Stage, texts: Sequence[Text], given: Sequence[str], arguments: argparse.Namespace) -> int:
+    """Run what is missing of a stage, write its file, and return the exit status."""
+    number = arguments.limit or stage.number
+    runs = dict(list(stage.data(texts, number).items())[: 1 if arguments.short else None])
+    known = [setting for setting in stage.settings if not arguments.only or setting.key in arguments.only]
+    own = argparse.Namespace(**{**vars(arguments), "chosen": known, "only": [], "out": arguments.out / stage.name})
+    about = {
+        "model": arguments.model,
+        "texts": [{"name": text.name, "sha256": text.path and digest_of(Path(text.path))} for text in texts],
+        "command": f"python -m experiments.real {stage.name} --limit {number}",
+        "data": {name: list(map(without_paths, options)) for name, options in runs.items()},
+    }
+    table = measured.Table(
+        "experiments.real",
+        lambda _: runs,
+        partial(fold.fold_stage, stage=stage, about=about),
+        fold.before,
+    )
+    return measured.make_table(table, own, [*given, "--limit", str(number)])
+
+
+def without_paths(text: str) -> str:
+    """Return an override without the folders of this machine."""
+    return re.sub(r"(path[=:] ?)/\S*/", r"\1", text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the command line says, and return the exit status: 1 if a stage failed."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = parse_real_options(given)
+    if arguments.plan:
+        from experiments.real.plan import keep_plan
+
+        return keep_plan(arguments)
+    if arguments.pages:
+        from experiments.real.pages import write_pages
+
+        return write_pages(arguments.out, arguments.write)
+    status = 0
+    for name in arguments.stages:
+        status |= _make(name, given, arguments)
+    return status
+
+
+def _make(name: str, given: Sequence[str], arguments: argparse.Namespace) -> int:
+    from experiments.real import floors, plan
+
+    if name == "items":
+        return plan.make_items(arguments)
+    if name == "floors":
+        return floors.make_floors(arguments)
+    if name == "all":
+
+        def make(stage: str, size: int) -> int:
+            sized = {"prompts": size} if stage == "floors" else {"limit": size}
+            return _make(stage, given, argparse.Namespace(**{**vars(arguments), **sized}))
+
+        return plan.make_parts(arguments, make)
+    small = name == "eight"
+    names = ("perplexity", "kl", "retrieval") if small else (name,)
+    texts, status = texts_of(arguments), 0
+    if small:
+        arguments, given = argparse.Namespace(**{**vars(arguments), "short": True}), [*given, "--short"]
+    for one in names:
+        again: list[Any] = [text for text in given if text not in arguments.stages]
+        status |= make_stage(stage_settings(STAGES[one], small), texts, [one, *again], arguments)
+    return status
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    raise SystemExit(enter(main))

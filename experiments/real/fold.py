@@ -1,0 +1,188 @@
+"""The stored rows of a stage as ``results/smollm2/STAGE/figures.json``: figures, their spread, and what they rest on.
+
+Figures of single windows or prompts are kept, so that the file has the paired difference of any two settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.fold.figures import FIGURES, Statistic
+from experiments.measured import Folded, Setting, Stored
+from experiments.real.stages import Stage
+from experiments.stored import as_json, content, markdown_table
+from kvbench.metrics import intervals
+from kvbench.results import fidelity_fold
+from kvbench.results.points import halves
+from kvbench.results.samples import Row
+
+#: figures of each kind of row: name in the file, and name among the figures of items
+KINDS = {"fidelity": ("kl", "flips"), "nll": ("perplexity",), "scores": ("score",)}
+FILE = "figures.json"
+#: digits of the figures of single windows
+DIGITS = 5
+
+
+def fold_stage(stored: Mapping[str, Stored], stage: Stage, about: Mapping[str, Any]) -> Folded:
+    """Return a stage's file and its table; settings without a row in any run are left out and named."""
+    lines = []
+    for setting in stage.settings:
+        runs = {name: run_figures(rows.values()) for name, rows in getattr(stored.get(setting.key), "rows", {}).items()}
+        runs = {name: figures for name, figures in runs.items() if figures["n"]}
+        if runs:
+            lines.append({"name": setting.name, "family": setting.family, "setting": setting.setting, "runs": runs})
+    if not lines:
+        return Folded(f"{stage.name}: nothing was run")
+    known = {line["name"] for line in lines}
+    machines = [done.env for done in stored.values() if done.env]
+    whole = {
+        "stage": stage.name,
+        "about": stage.about,
+        **about,
+        "machine": machine(machines[-1]) if machines else {},
+        "missing": [setting.key for setting in stage.settings if setting.key in stored and setting.name not in known],
+        "lines": lines,
+    }
+    return Folded(stage_markdown(whole), {FILE: as_json(whole)}, counts(whole))
+
+
+def counts(whole: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of samples behind each figure of a stage's file."""
+    return {
+        f"{line['name']}, {name}": figures["n"] for line in whole["lines"] for name, figures in line["runs"].items()
+    }
+
+
+def before(folder: Path) -> dict[str, int] | None:
+    """Return the samples that a stored file of a stage rests on; None without one."""
+    return counts(content(folder / FILE)) if (folder / FILE).exists() else None
+
+
+def run_figures(rows: Sequence[Row] | Any) -> dict[str, Any]:
+    """Return the figures of one run: values, 95 % intervals, the figure of each sample, and bytes of a cache."""
+    chosen = sorted((row for row in rows if not row.get("warm_up")), key=lambda row: str(row["id"]))
+    kind = next((kind for kind in KINDS if chosen and chosen[0].get(kind)), None)
+    if kind is None:
+        return {"n": 0}
+    out: dict[str, Any] = {"n": len(chosen)}
+    for name in KINDS[kind]:
+        figure = FIGURES[name](chosen)
+        if figure is not None:
+            out[name] = spread(figure)
+    if kind == "fidelity":
+        klds = np.concatenate([row["fidelity"]["kld"] for row in chosen])
+        out |= {"p99_9": rounded(np.percentile(klds, 99.9)), "median": rounded(np.median(klds)), "tokens": len(klds)}
+        for name, key in (("ppl", "nll"), ("ppl_fp16", "nll_base")):
+            out[name] = rounded(np.exp(np.mean(np.concatenate([row["fidelity"][key] for row in chosen]))))
+        out["samples"] = [rounded(np.mean(row["fidelity"]["kld"])) for row in chosen]
+        out["same"] = [rounded(np.mean(fidelity_fold.same_top(row))) for row in chosen]
+    elif kind == "nll":
+        out["samples"] = [rounded(row["nll"]["sum"] / row["nll"]["n"]) for row in chosen]
+    else:
+        out["samples"] = [rounded(row["scores"]["score"]) for row in chosen]
+    if kind == "scores":  # the others' caches store 32 bits
+        out |= sizes(chosen)
+    return out
+
+
+def sizes(chosen: Sequence[Row]) -> dict[str, float]:
+    """Return the mean bytes of a cache at the end of a sample, and how many times more fp16 would hold."""
+    bills = [row["kv_bytes"] for row in chosen if row.get("kv_bytes")]
+    used = [bill["used"]["total"] for bill in bills]
+    if not used or len(used) < len(chosen):
+        return {}
+    full = [bill["fp16_equivalent"] * halves(row) for bill, row in zip(bills, chosen, strict=True)]
+    return {"bytes": rounded(np.mean(used), 8), "ratio": rounded(sum(full) / sum(used))}
+
+
+def spread(figure: Statistic) -> dict[str, float | None]:
+    """Return a figure with its 95 % interval over samples."""
+    low, high = intervals.centred(figure.value, figure.influences) or (None, None)
+    return {"value": rounded(figure.value), "low": low and rounded(low), "high": high and rounded(high)}
+
+
+def rounded(value: Any, digits: int = DIGITS) -> float:
+    """Return a number with so many significant digits."""
+    return float(f"{float(value):.{digits}g}")
+
+
+def machine(env: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what made the rows: device, number of processors and versions."""
+    wanted = (
+        "device",
+        "device_name",
+        "cpu",
+        "cpu_count",
+        "arithmetic",
+        "dequantized",
+        "python",
+        "torch",
+        "transformers",
+    )
+    wanted += ("commit",)
+    return {name: env[name] for name in wanted if env.get(name)}
+
+
+def stage_markdown(whole: Mapping[str, Any]) -> str:
+    """Return the table of a stage's file: a line for each setting, a column for each figure of each run."""
+    names = list(dict.fromkeys(name for line in whole["lines"] for name in line["runs"]))
+    head, body = ["setting"], [[line["name"]] for line in whole["lines"]]
+    for name in names:
+        figures = [line["runs"].get(name, {}) for line in whole["lines"]]
+        for key, title, write in COLUMNS:
+            if any(key in figure for figure in figures):
+                head.append(f"{name}: {title} (n = {max(figure.get('n', 0) for figure in figures)})")
+                for cells, figure in zip(body, figures, strict=True):
+                    cells.append(write(figure[key]) if key in figure else "-")
+    text = f"{whole['about']}.\n\n" + "\n".join(markdown_table(head, body)) + "\n"
+    missing = whole["missing"]
+    return text + (f"\nNot run: {', '.join(missing)}.\n" if missing else "")
+
+
+def with_interval(figure: Mapping[str, float | None], factor: float = 1.0) -> str:
+    """Return a value with the distance to the farther end of its interval, three digits each."""
+    value = factor * float(figure["value"] or 0.0)
+    if figure["low"] is None or figure["high"] is None:
+        return short(value)
+    reach = max(value - factor * figure["low"], factor * figure["high"] - value)
+    return f"{short(value)} ±{short(reach)}"
+
+
+def short(value: float) -> str:
+    """Return a number with three significant digits, without an exponent where it is readable."""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+#: key of a run's figures, heading, and how it is written
+COLUMNS = (
+    ("kl", "KL, nats", with_interval),
+    ("p99_9", "KL 99.9 %", short),
+    ("flips", "flips, %", partial(with_interval, factor=100.0)),
+    ("ppl", "perplexity of these tokens", short),
+    ("perplexity", "perplexity", with_interval),
+    ("score", "score, %", partial(with_interval, factor=100.0)),
+    ("ratio", "fp16's bytes to its", short),
+)
+
+
+def difference(
+    first: Mapping[str, Any], second: Mapping[str, Any], key: str = "samples"
+) -> tuple[float, tuple[float, float] | None, int]:
+    """Return the mean of `first` less `second` over the samples that both runs have, its interval, and their number."""
+    count = min(len(first[key]), len(second[key]))
+    gaps = [a - b for a, b in zip(first[key][:count], second[key][:count], strict=True)]
+    mean = float(np.mean(gaps))
+    return mean, intervals.centred(mean, gaps), count
+
+
+def by_name(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the line of a stage's file with a name; empty where there is none."""
+    return next((line for line in whole["lines"] if line["name"] == name), {})
+
+
+__all__ = ["Setting", "before", "by_name", "counts", "difference", "fold_stage", "run_figures", "stage_markdown"]

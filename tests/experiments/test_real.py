@@ -1,0 +1,287 @@
+"""A trained model: the rule of the sentences, the tables of the pages, floors, the plan, and the stages' command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from experiments import measured, reproduce
+from experiments.data import Plan
+from experiments.fold.grid import Source, fold_grid
+from experiments.formats.grid import ROWS
+from experiments.formats.which import LINES as TINY_LINES
+from experiments.measured import Stored
+from experiments.real import __main__ as real
+from experiments.real import files, floors, fold, pages, plan
+from experiments.real.stages import EIGHT, FACTORED, FACTORS, LINES, OWN, PYTHON, STAGES, Text
+from experiments.registry import items
+from experiments.runs import RunOutcome, composed
+from experiments.stored import load_result_json
+from kvbench.config.run_config import checked_config
+from kvbench.tasks.base import Sample
+
+WIKI = Text("WikiText-2", "perplexity/wikitext2", "/data/wikitext2/test.raw.txt")
+COLUMN = "WikiText-2 1k"
+
+
+def fidelity_row(number, klds, other=()):
+    part = {
+        "kld": klds,
+        "other_top": list(other),
+        "mode": "decode",
+        "nll": [2.0] * len(klds),
+        "nll_base": [1.0] * len(klds),
+    }
+    return {"id": f"w/{number}", "fidelity": part}
+
+
+def line(name, values, family="engine"):
+    rows = [fidelity_row(number, [value, value]) for number, value in enumerate(values)]
+    return {"name": name, "family": family, "setting": "engine:format=fp8", "runs": {COLUMN: fold.run_figures(rows)}}
+
+
+def kl_file(**values):
+    lines = [line(name, own) for name, own in values.items()]
+    return {"about": "KL", "model": "m", "missing": [], "lines": lines}
+
+
+NOISE = (0.9, 1.0, 1.1, 1.0)
+PAIR = ("int8 per token | open", "fp8 | open")
+
+
+def said(first, second, tiny=()):
+    whole = kl_file(**{name: [scale * x for x in NOISE] for name, scale in zip(PAIR, (first, second), strict=True)})
+    (sentence,) = pages.sentences(whole, tiny)
+    return sentence
+
+
+def small(first, second):
+    return [
+        {"name": key.partition(" | ")[0], "tail": "open", "kld": {"mean": mean, "low": 0.9 * mean, "high": 1.1 * mean}}
+        for key, mean in zip(PAIR, (first, second), strict=True)
+    ]
+
+
+def test_sentences_follow_from_the_paired_interval_and_turn_with_its_sign():
+    assert "`int8 per token` is closer to fp16 than `fp8`: KL 0.001 against 0.01 " in said(0.001, 0.01)
+    assert "`fp8` is closer to fp16 than `int8 per token`: KL 0.001 against 0.01 " in said(0.01, 0.001)
+    noisy = kl_file(**{PAIR[0]: [1.0, 3.0, 1.0, 3.0], PAIR[1]: [3.0, 1.0, 3.1, 1.0]})
+    assert "cannot be told apart" in pages.sentences(noisy, ())[0]
+    # the intervals of the two overlap, their paired difference does not
+    shifted = kl_file(**{PAIR[0]: [1.0, 2.0, 3.0], PAIR[1]: [1.1, 2.1, 3.11]})
+    assert "`int8 per token` is closer" in pages.sentences(shifted, ())[0]
+
+
+def test_sentences_name_where_the_bundled_model_says_otherwise():
+    assert "`tiny` says otherwise: there `fp8` is closer." in said(0.001, 0.01, small(0.02, 0.01))
+    assert "`tiny` does not tell them apart." in said(0.001, 0.01, small(0.01, 0.011))
+    assert "tiny" not in said(0.001, 0.01, small(0.001, 0.01)) and "tiny" not in said(0.001, 0.01)
+
+
+def test_pairs_are_lines_of_the_table_and_of_the_bundled_models():
+    known = {setting.key for setting in LINES}
+    for _, one, two, tail in pages.PAIRS:
+        assert {f"{one} | {tail}", f"{two} | {tail}"} <= known and one != two
+    assert {OWN.get(one.name, f"{one.name} | own") for one in EIGHT} <= known
+    tiny = load_result_json(TINY_LINES)["lines"]
+    assert {f"{row['name']} | {row['tail']}" for row in tiny} == set(ROWS) < known
+    assert FACTORED[0].key == "fp16 | own" and len(FACTORED) == 13
+
+
+def test_figures_of_a_run_are_those_of_its_tokens_and_windows():
+    figures = fold.run_figures([fidelity_row(0, [0.0, 0.4], [2]), fidelity_row(1, [0.2])])
+    assert figures["kl"]["value"] == pytest.approx(0.2) and figures["flips"]["value"] == pytest.approx(1 / 3, rel=1e-4)
+    assert figures["samples"] == [0.2, 0.2] and figures["tokens"] == 3 and "bytes" not in figures
+    assert figures["ppl"] == pytest.approx(7.3891, rel=1e-4) and figures["ppl_fp16"] == pytest.approx(2.7183, rel=1e-4)
+    nll = fold.run_figures([{"id": "a", "nll": {"sum": 6.0, "n": 3}}, {"id": "b", "nll": {"sum": 2.0, "n": 2}}])
+    assert nll["perplexity"]["value"] == pytest.approx(4.4817, rel=1e-4) and nll["samples"] == [2.0, 1.0]
+    bill = {"used": {"total": 100}, "fp16_equivalent": 400}
+    score = fold.run_figures([{"id": "a", "scores": {"score": 1.0}, "kv_bytes": bill, "measured": {}}])
+    assert score["bytes"] == 100 and score["ratio"] == 4 and fold.run_figures([]) == {"n": 0}
+    mean, interval, count = fold.difference({"samples": [3.0, 5.0, 4.0]}, {"samples": [1.0, 2.0]})
+    assert (mean, count) == (2.5, 2) and interval[0] < 2.5 < interval[1]
+
+
+def test_a_stage_is_folded_with_what_it_rests_on_and_what_is_missing(tmp_path):
+    stage = STAGES["kl"]
+    rows = {name: {f"w/{i}": fidelity_row(i, [0.1, 0.3]) for i in range(3)} for name in (COLUMN,)}
+    done = {setting.key: Stored({COLUMN: {}}) for setting in stage.settings[:4]}
+    done[stage.settings[1].key] = Stored(rows, {"device": "cpu", "torch": "2.13", "hostname": "secret"})
+    folded = fold.fold_stage(done, stage, {"model": "m"})
+    whole = json.loads(folded.files[fold.FILE])
+    assert whole["machine"] == {"device": "cpu", "torch": "2.13"} and len(whole["missing"]) == 3
+    assert folded.counts == {f"{stage.settings[1].name}, {COLUMN}": 3} and "| 0.2" in folded.text
+    (tmp_path / fold.FILE).write_text(folded.files[fold.FILE])
+    assert fold.before(tmp_path) == folded.counts and fold.before(tmp_path / "none") is None
+    assert fold.fold_stage({}, stage, {}).files == {}
+
+
+def test_every_run_of_every_stage_is_one_that_kvbench_takes():
+    for stage in STAGES.values():
+        for options in stage.data([PYTHON], 4).values():
+            config = checked_config(composed(("method=fp16", "model=smollm2-135m-q4_1", *options)))
+            assert 2 <= config.task.limit <= 4
+            assert (config.model.dtype == "float32") == (stage.name != "retrieval")
+    runs = STAGES["kl"].data([WIKI, PYTHON], 64)
+    assert list(runs) == [COLUMN, "WikiText-2 4k", "Python's texts 1k"]
+    assert "dataset.limit=8" in runs["WikiText-2 4k"] and "dataset.limit=32" in runs["Python's texts 1k"]
+    assert f"dataset.options={{path: {WIKI.path}}}" in runs[COLUMN]
+    factors = STAGES["outliers"].data([WIKI], 2)
+    assert [f"factor {n}" for n in FACTORS] == list(factors) and not any("outliers" in x for x in factors["factor 1"])
+    assert "model.outliers=first_last:factor:16" in factors["factor 16"]
+
+
+def test_tables_of_the_pages(capsys):
+    tiny = small(0.02, 0.01)
+    whole = kl_file(**{PAIR[0]: NOISE, PAIR[1]: [2 * x for x in NOISE], "nvfp4 | wide": NOISE})
+    text = "\n".join(pages.formats_table(whole, tiny))
+    assert "| int8 per token | 8 | 1 ±0.13 |" in text and "| nvfp4 |" in text and "64 first and 256 newest" in text
+    assert "KL, WikiText-2 1k (n = 4)" in text
+    kl = kl_file(**{OWN["kivi int4"]: NOISE})
+    nll = [{"id": str(i), "nll": {"sum": 3.0 + 0.1 * i, "n": 1}} for i in range(4)]
+    worse = [{"id": str(i), "nll": {"sum": 3.5 + 0.1 * i + 0.01 * (i % 2), "n": 1}} for i in range(4)]
+    both = {"fp16": nll, "kivi int4": worse}
+    perplexity = {
+        "lines": [{"name": name, "runs": {"WikiText-2": fold.run_figures(rows)}} for name, rows in both.items()]
+    }
+    bill = {"used": {"total": 2**20}, "fp16_equivalent": 3 * 2**20}
+    needles = [{"id": str(i), "scores": {"score": float(i > 0)}, "kv_bytes": bill, "measured": {}} for i in range(4)]
+    retrieval = {"lines": [{"name": "kivi int4", "runs": {"niah_single_1": fold.run_figures(needles)}}]}
+    table = pages.readme_table(kl, perplexity, retrieval)
+    cells = [[cell.strip() for cell in one.split("|")[1:-1]] for one in table]
+    place = cells[0].index("kivi int4")
+    column = {row[0]: row[place] for row in cells[2:]}
+    assert column["KL from fp16, WikiText-2 1k (n = 4)"] == "1 ±0.13" and column["KV bytes, fp16's to them"] == (
+        "1.00 MiB, 3.00x"
+    )
+    assert "Δ +" in column["perplexity, WikiText-2 (n = 4)"] and len(cells[0]) == 1 + len(EIGHT)
+    assert column["needle in 2,048 tokens, % (n = 4)"].startswith("75 ±")
+    assert [row[1] for row in cells[2:]] == ["23.34", "0", "0", "0", "-", "-"]  # fp16
+    outliers = {"lines": [{"name": "fp8 | open", "family": "engine", "runs": {
+        f"factor {n}": {"kl": {"value": 0.1 * n}} for n in (1, 4)}}]}  # fmt: skip
+    assert pages.factors_table(outliers)[-1] == "| fp8 | 0.1 | 0.4 | 4 |"
+
+
+def test_the_eight_settings_alone_are_those_of_the_readme():
+    stage = real.stage_settings(STAGES["kl"], small=True)
+    assert len(stage.settings) == len(EIGHT) and stage.settings[0].name == "fp16 | own"
+    assert real.stage_settings(STAGES["kl"], small=False) is STAGES["kl"]
+    assert real.stage_settings(STAGES["perplexity"], small=True).settings == EIGHT
+
+
+def test_the_command_runs_its_stages_and_children_one_stage(tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(measured, "identify", lambda run: ("id", ""))
+    monkeypatch.setattr(measured, "execute", lambda run: seen.append(run) or RunOutcome(run, "id", "ok"))
+    monkeypatch.setattr(measured, "by_id", lambda folder, run: ({}, {}))
+    monkeypatch.setattr(real, "texts_of", lambda arguments: [PYTHON])
+    words = ["--model", "tiny", "--only", "fp16", "--run-only", "--runs", str(tmp_path), "--device", "cpu"]
+    assert real.main(["perplexity", "retrieval", *words]) == 0
+    assert [run.data for run in seen] == ["perplexity/mini_text", "ruler_offline"]
+    given = []
+    monkeypatch.setattr(measured, "run_apart", lambda table, setting, arguments, words: given.append(words) or True)
+    assert real.main(["eight", *words[:2], "--run-only", "--jobs", "2", "--runs", str(tmp_path), "--limit", "3"]) == 0
+    assert {words[0] for words in given} == {"perplexity", "kl", "retrieval"}
+    assert all("eight" not in words and "--short" in words and words[-2:] == ["--limit", "3"] for words in given)
+    with pytest.raises(SystemExit):
+        real.main(["nothing"])
+    assert "no stage 'nothing'" in capsys.readouterr().err
+    assert (
+        real.without_paths("dataset.options={path: /a/b/c.txt, limit: 2}") == "dataset.options={path: c.txt, limit: 2}"
+    )
+    assert real.without_paths("dataset.path=/a/b/c.txt") == "dataset.path=c.txt"
+
+
+def test_the_plan_names_items_that_exist_and_keeps_its_hours():
+    named = [name for part in plan.PARTS for name in part.items]
+    assert len(set(named)) == len(named) and set(named) <= items().keys()
+    assert sum(part.hours for part in plan.PARTS) <= plan.HOURS
+    assert sum(part.minutes for part in plan.PARTS[: plan.FIRST]) <= plan.MINUTES + 1
+    assert all(part.stage in real.CHOICES for part in plan.PARTS)
+    scored = [
+        number for number, part in enumerate(plan.PARTS) if part.stage == "retrieval" or "GSM8K: acc" in part.what
+    ]
+    assert min(scored) > [part.stage for part in plan.PARTS].index("floors")
+    assert plan.plan_markdown() == (pages.FOLDER / "plan.md").read_text(encoding="utf-8")
+
+
+def test_parts_end_when_the_minutes_are_over(monkeypatch, capsys):
+    made = []
+    clock = iter([0.0, 0.0, 50.0, *[1000.0] * 20])
+    monkeypatch.setattr(plan.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(plan, "make_items", lambda arguments, parts: made.append(parts[0].items) or 0)
+    arguments = argparse.Namespace(minutes=10.0, device="cuda")
+    assert plan.make_parts(arguments, lambda stage, size: made.append((stage, size)) or 0) == 0
+    assert made == [("perplexity", 148), ("kl", 64)]
+    assert capsys.readouterr().out.count("is left for the same command") == len(plan.PARTS) - 2
+
+
+class Exact:
+    """A data set that scores 1 for the reference answer."""
+
+    def score(self, sample, prediction):
+        return {"score": float(prediction == sample.answers[0])}
+
+
+def test_floors_of_answers_that_know_nothing():
+    asked = [Sample(str(i), "t", "p", (answer,), 1) for i, answer in enumerate("AABA")]
+    empty, other = floors.floor_scores(Exact(), asked)
+    assert empty == [0.0] * 4 and other == [0.0, 1.0, 0.0, 1.0]
+    right, wrong = [1.0] * 6, [0.0] * 6
+    half = [1.0, 0.0] * 3
+    assert floors.figures([1.0, 1.0, 1.0, 1.0, 1.0, 0.0], wrong, wrong)["verdict"] == files.ABOVE
+    assert floors.figures(half, wrong, half[::-1])["verdict"] == floors.AT
+    assert floors.figures(wrong, wrong, half)["verdict"] == floors.AT  # worse than the floor
+    assert floors.figures(right[:2], wrong[:2], wrong[:2])["verdict"] == floors.UNKNOWN
+    gap = floors.figures(half, wrong, wrong)["gap"]
+    assert gap["value"] == 0.5 and gap["low"] < 0.5 < gap["high"]
+    whole = {"lines": [{"name": "x", "n": 6, **floors.figures(half, wrong, wrong)},
+                       {"name": "y", "n": 0, "verdict": floors.UNKNOWN, "reason": "no file"}]}  # fmt: skip
+    text = floors.floors_markdown(whole)
+    assert (
+        "| x | 6 | 50.0 | 0.0 | 0.0 | +50.0 [" in text and "| y | 0 | - | - | - | - | too few rows: no file |" in text
+    )
+
+
+def test_claims_on_sets_at_the_floor_are_counted_apart(tmp_path, monkeypatch):
+    item = items()["cocktail/table3"]
+    rows = {row.name: {f"q/{i}": scored(i, row.name) for i in range(8)} for row in item.rows}
+    plan_here = Plan(models=(files.MODEL,), data="real")
+    sources = {
+        (files.MODEL, name, column.name): Source(own, ("run",)) for name, own in rows.items() for column in item.columns
+    }
+    monkeypatch.setattr(files, "FLOORS", tmp_path / "floors.json")
+    before = {verdict.claim: verdict.verdict for verdict in fold_grid(item, plan_here, sources).verdicts}
+    assert "at the floor" not in before.values() and "holds" in before.values()
+    for verdict, word in ((floors.AT, "at the floor"), (files.ABOVE, "holds")):
+        whole = {"lines": [{"name": "longbench_cocktail/qmsum", "verdict": verdict}]}
+        (tmp_path / "floors.json").write_text(json.dumps(whole))
+        folded = fold_grid(item, plan_here, sources)
+        assert word in {one.verdict for one in folded.verdicts}
+        assert any("At the floor" in note for note in folded.notes) == (word != "holds")
+    other = {("tiny", *key[1:]): source for key, source in sources.items()}
+    folded = fold_grid(item, replace(plan_here, models=("tiny",)), other)
+    assert {one.verdict for one in folded.verdicts} == set(before.values())
+
+
+def test_what_all_rows_leave_undecided_is_counted_apart():
+    item = items()["cocktail/table3"]
+    noisy = {row.name: {f"q/{i}": scored(i, row.name) for i in range(8)} for row in item.rows}
+    noisy["chunks of 128"] = {f"q/{i}": scored(i, "chunks of 32" if i % 3 else "") for i in range(8)}
+    sources = {
+        ("tiny", name, column.name): Source(own, ("run",)) for name, own in noisy.items() for column in item.columns
+    }
+    for limit, word in ((None, "undecided for rows"), (9, "undecided for rows"), (8, "undecided")):
+        verdicts = fold_grid(item, Plan(models=("tiny",), data="real", limit=limit), sources).verdicts
+        content = {"claims": [asdict(one) for one in verdicts]}
+        said = reproduce.counted(reproduce.Scale("x", Path(), content))
+        assert f"2 {word}" in said.split(", ")
+
+
+def scored(number, name):
+    better = 0.5 if name in ("chunks of 32", "chunks of 8") else 0.1
+    return {"id": f"q/{number}", "task": "qmsum", "scores": {"score": better + 0.01 * (number % 2)}, "measured": {}}
