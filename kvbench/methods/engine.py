@@ -62,7 +62,7 @@ class Engine(FormatMethod):
         sinks: number of first tokens that stay in full precision (0 in the engines).
         window: number of newest tokens that stay in full precision (0 in the engines).
         key_scale: the one scale of all keys of a layer, for ``fp8`` and ``nvfp4``. 1 unless it is calibrated.
-        value_scale: that of all values.
+        value_scale: the one scale of all values of a layer, likewise.
         rope_dim: number of first channels of a head to which the model applies RoPE, for octave; None: the model's.
     """
 
@@ -101,7 +101,7 @@ class Engine(FormatMethod):
         return parse_engine_formats(self.format)[SIDES.index(side)]
 
     def turned(self, channels: int) -> int:
-        """Return how many first channels of a head of `channels` channels RoPE is applied to."""
+        """Return the number of first channels to which RoPE is applied, for heads of `channels` channels."""
         return self.rope_dim if self.rope_dim is not None else int(channels * self.rope_share)
 
     def rotation_of(self, side: Side, channels: int) -> str:
@@ -120,7 +120,7 @@ class Engine(FormatMethod):
         return transform(name, "value" if whole else side, channels, layer.device, layer.index)
 
     def formats(self) -> tuple[FormatSpec, FormatSpec]:
-        """Return the packed formats of keys and of values; :meth:`layouts` has what depends on the head."""
+        """Return the packed formats of keys and of values; for what depends on the head, see :meth:`layouts`."""
         key, value = (
             StoredFormat(bits=form.layout.bits, group_size=form.layout.group or "head_dim", axis="token", side=side)
             for side, form in zip(SIDES, parse_engine_formats(self.format), strict=True)
@@ -189,7 +189,7 @@ class Engine(FormatMethod):
                 RotationSpec(**{side: self.rotation_of(side, head_dim)}).check(head_dim)
 
     def suit(self, numbers: Mapping[str, Any]) -> None:
-        """Find out to which share of a head RoPE is applied."""
+        """Read from ``config.json`` to which share of a head's channels RoPE is applied."""
         self.rope_share = rope_share(numbers)
 
     def prepare(self, model: ModelConfig) -> None:
@@ -199,7 +199,7 @@ class Engine(FormatMethod):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """See :meth:`Method.new_cache`; RoPE's share is read from the model first."""
+        """See :meth:`Method.new_cache`; this first reads from the model to which share of a head RoPE is applied."""
         self.suit(model.config.get_text_config(decoder=True).to_dict())
         return super().new_cache(model, prompts, max_length)
 

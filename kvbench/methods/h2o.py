@@ -69,7 +69,7 @@ class H2O(ScoredMethod):
 
     @property
     def observe_group(self) -> Literal["mean", "sum", "apart"]:  # type: ignore[override]
-        """Way in which query heads of a KV head may be combined before all steps have been summed."""
+        """How attention of a KV head's query heads may be combined before the sum over all steps is complete."""
         return "apart" if self.group == "max" else self.group
 
     @property

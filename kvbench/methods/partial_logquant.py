@@ -87,7 +87,7 @@ class PartialLogQuant(LogQuant):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt, with keys as LogQuant quantizes them, and all values quantized except for the newest.
+        """Store the prompt, with keys quantized by LogQuant's rule, and all values quantized except for the newest.
 
         Values are stored in the same order of tokens as keys.
         """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFormat(FormatSpec):
-    """The format of keys or of values, which says which of the two it is."""
+    """The packed format of one side, keys or values, which `side` names."""
 
     side: Side = "key"
 
@@ -76,7 +76,7 @@ class TokenMethod(RecencyMethod):
 
 @dataclass(kw_only=True)
 class FormatMethod(TokenMethod):
-    """Base of methods in formats of their own that pack every token by itself.
+    """Base of methods that pack every token by itself, in a format of their own.
 
     Args:
         own: ``stored``: the token of a decode step is packed before it attends; ``exact``: it attends to its own key

@@ -95,7 +95,7 @@ class TurboQuant(FormatMethod):
         return 0 if layers is None or self.hybrid else min(self.boundary, layers // 2)
 
     def packs_in(self, layer: int, layers: int | None) -> bool:
-        """Return True if a layer of a model of `layers` layers packs tokens; False for the first and the last ones."""
+        """Return True if a layer packs tokens; False for boundary layers of a model of `layers` layers."""
         ends = self.boundaries(layers)
         return layers is None or ends <= layer < layers - ends
 
@@ -103,7 +103,7 @@ class TurboQuant(FormatMethod):
         return self.packs_in(layer.index, layer.layers)
 
     def stored_as(self, layer: int, layers: int) -> int:
-        """Return the first layer that is stored in the formats of a layer, for a model of `layers` layers."""
+        """Return the index of the first layer with the same formats as `layer`, in a model of `layers` layers."""
         return self.boundaries(layers) if self.packs_in(layer, layers) and layers else 0
 
     # -- formats ----------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class TurboQuant(FormatMethod):
         return key, value
 
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
-        """Return the quantizer of the keys or the values; the number of channels does not matter."""
+        """Return the quantizer of the keys or the values; it is the same for any number of channels."""
         from kvbench.quantizers.engine.vllm import Fp8
         from kvbench.quantizers.turboquant import LevelQuantizer, SketchQuantizer, TruncatingQuantizer
 
@@ -194,7 +194,7 @@ class TurboQuant(FormatMethod):
         super().check(head_dim, max_length)
 
     def suit(self, numbers: Mapping[str, Any]) -> None:
-        """Find out whether all layers have softmax attention."""
+        """Read from ``config.json`` whether all layers have softmax attention."""
         self.hybrid = is_hybrid(numbers)
 
     def prepare(self, model: ModelConfig) -> None:
@@ -204,7 +204,7 @@ class TurboQuant(FormatMethod):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """See :meth:`Method.new_cache`; the model's layers are looked at first."""
+        """See :meth:`Method.new_cache`; this first reads from the model whether all layers have softmax attention."""
         self.suit(model.config.get_text_config(decoder=True).to_dict())
         return super().new_cache(model, prompts, max_length)
 
