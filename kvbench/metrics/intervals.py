@@ -31,9 +31,9 @@ def wilson(right: float, n: int) -> Interval:
 
 
 def newcombe(both: float, first: float, second: float, neither: float) -> Interval:
-    """Return Newcombe's interval of a paired difference of two shares, that of the first less that of the second.
+    """Return Newcombe's interval of a paired difference of two shares of right answers, the first minus the second.
 
-    The samples are counted: right in both, in the first alone, in the second alone, and in neither.
+    The arguments are numbers of samples: right in both, in the first alone, in the second alone, and in neither.
     """
     n = round(both + first + second + neither)
     one, two = (both + first) / n, (both + second) / n
@@ -51,7 +51,7 @@ def newcombe(both: float, first: float, second: float, neither: float) -> Interv
 
 
 def of_scores(scores: Sequence[float]) -> Interval | None:
-    """Return the interval of a mean of scores in 0..1; None without any."""
+    """Return the interval of a mean of scores in 0..1; None if there are no scores."""
     n = len(scores)
     if not n:
         return None
@@ -61,7 +61,7 @@ def of_scores(scores: Sequence[float]) -> Interval | None:
 
 
 def of_pairs(first: Sequence[float], second: Sequence[float]) -> Interval | None:
-    """Return the interval of the mean of ``first - second``, scores in 0..1 of the same samples; None without any."""
+    """Return the interval of the mean of ``first - second``, scores in 0..1 of the same samples; None if empty."""
     n = len(first)
     if not n:
         return None
@@ -75,7 +75,7 @@ def of_pairs(first: Sequence[float], second: Sequence[float]) -> Interval | None
 
 
 def of_score_moments(score: float, stderr: float | None, n: int) -> Interval | None:
-    """Return the interval of a mean of `n` scores in 0..1 of which the single ones are not known; None without any."""
+    """Return the interval of a mean of `n` scores in 0..1 from their mean and its standard error; None if `n` is 0."""
     if not n:
         return None
     if not stderr or is_share(score, stderr, n):
@@ -84,14 +84,14 @@ def of_score_moments(score: float, stderr: float | None, n: int) -> Interval | N
 
 
 def is_share(score: float, stderr: float | None, n: int) -> bool:
-    """Return True if mean and standard error are those of `n` scores that are 0 or 1."""
+    """Return True if `n` scores with this mean and standard error can all be 0 or 1."""
     return _is_whole(score * n) and (n < 2 or abs((stderr or 0.0) ** 2 * (n - 1) - score * (1 - score)) < 1e-9)
 
 
 def of_pair_moments(first: float, second: float, stderr: float | None, n: int) -> Interval | None:
-    """Return the interval of a paired difference of two means over the same samples; None without any.
+    """Return the interval of a paired difference, ``first - second``, of two means over `n` samples; None if `n` is 0.
 
-    The single scores are not known. `stderr` is the standard error of the mean difference; None for a single sample.
+    `stderr` is the standard error of the mean difference; None for a single sample.
     """
     table = paired_counts(first, second, stderr, n)
     if table is not None:
@@ -106,7 +106,7 @@ def paired_counts(
 ) -> tuple[float, float, float, float] | None:
     """Return the counts that :func:`newcombe` takes, from two shares and the standard error of their difference.
 
-    None if they are not those of answers that are right or wrong.
+    The result is None if the two are not shares of answers that are either right or wrong.
     """
     if not n or not all(_is_whole(n * share) for share in (first, second)):
         return None
@@ -121,12 +121,12 @@ def paired_counts(
 
 
 def of_moments(value: float, stderr: float | None, n: int) -> Interval | None:
-    """Return Student's interval of a mean of `n` numbers; None if they do not vary, or are fewer than two."""
+    """Return Student's interval of a mean of `n` numbers; None if they are all equal, or fewer than two."""
     return _student(value, stderr, n, -math.inf, math.inf) if stderr and n > 1 else None
 
 
 def centred(value: float, influences: Sequence[float]) -> Interval | None:
-    """Return the interval of a figure from its samples' influences, whose mean has the figure's standard error."""
+    """Return the interval of a figure from its samples' influences: their mean has the figure's standard error."""
     n = len(influences)
     if n < 2:
         return None
@@ -136,20 +136,21 @@ def centred(value: float, influences: Sequence[float]) -> Interval | None:
 
 
 def interval_reach(value: float | None, interval: Interval | None) -> float | None:
-    """Return the distance from a value to the farther end of its interval: what tables show behind ``±``."""
+    """Return the distance from a value to the farther end of its interval: tables show it after ``±``."""
     return None if value is None or interval is None else max(value - interval[0], interval[1] - value)
 
 
 def deciding(difference: float, stderr: float | None, n: int, low: float, high: float, widest: float) -> int | None:
-    """Return about how many samples would decide whether a difference lies within bounds, if it stays as it is.
+    """Estimate how many samples would decide whether a difference lies within bounds, if its value stays the same.
 
     Args:
-        stderr: its paired standard error over `n` samples; None: unknown.
-        widest: difference of a single sample, at most: where no sample differs, that many are asked for that such a
-            difference would not be missed.
+        stderr: paired standard error of the difference over `n` samples; None: unknown.
+        widest: largest possible difference of a single sample. If no sample differs so far, the result is the number of
+            samples with which a difference of this size would not be missed.
 
     Returns:
-        The number, more than `n`; None if none would, as where the difference is a bound.
+        The number, more than `n`; None if no number of samples would, for example because the difference equals a
+        bound.
     """
     gaps = [abs(difference - bound) for bound in (low, high) if math.isfinite(bound)]
     if stderr is None or not gaps or min(gaps) == 0:
@@ -160,7 +161,7 @@ def deciding(difference: float, stderr: float | None, n: int, low: float, high: 
 
 
 def student(freedom: int) -> float:
-    """Return the quantile of Student's t for 95 %, on both sides, to .1 %, from the expansion of Cornish and Fisher."""
+    """Return Student's t for a two-sided 95 % interval, exact to .1 %, by the expansion of Cornish and Fisher."""
     if freedom < 3:
         return (12.706204736432095, 4.302652729911275)[freedom - 1]
     z, terms = Z, 1.0
@@ -182,7 +183,7 @@ def _student(value: float, stderr: float | None, n: int, least: float, most: flo
 
 
 def _unseen(value: float, n: int, least: float) -> Interval:
-    """Return the interval of a mean of numbers from `least` to 1 that are all the same."""
+    """Return the interval of a mean of `n` numbers that all equal `value`; they could lie between `least` and 1."""
     share = Z**2 / (n + Z**2)
     return max(value - share, least), min(value + share, 1.0)
 

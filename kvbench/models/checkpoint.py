@@ -25,7 +25,7 @@ JSON_LIMIT = 1 << 30
 class DamagedFile(ModelError):
     """Error for a file of a checkpoint that cannot be read or contains impossible values.
 
-    The problem is a verb phrase, for example ``is a folder, not a file``; the hint, advice, ends the message.
+    `problem` is a verb phrase, for example ``is a folder, not a file``. `hint` is advice at the end of the message.
     """
 
     def __init__(self, file: Path, problem: str, hint: str = "copy or download the checkpoint's file again") -> None:

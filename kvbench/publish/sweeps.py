@@ -1,4 +1,4 @@
-"""A sweep, sent to Weights & Biases as a run of its own: the table of its jobs, plots, and the report of its runs.
+"""Sending of a sweep to Weights & Biases as a run of its own: the table of its jobs, plots, and a report.
 
 The table has a line per job, with units that a chart can show.
 """
@@ -186,7 +186,7 @@ def _send(sweep: Sweep, stores: Sequence[RunStore], folder: Path, service: Servi
 
 
 def _data(stores: Sequence[RunStore], folder: Path) -> dict[str, Any]:
-    """Return the data of the page of some runs."""
+    """Return the data of the report page for the runs in `stores`."""
     report = Report(lambda: stores, reader(), folder, results_above(folder), say=lambda line: None)
     return report.data()
 
