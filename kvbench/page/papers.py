@@ -23,8 +23,8 @@ def items(folder: Path, runs: Set[str]) -> tuple[list[dict[str, Any]], list[str]
     """Return the papers' items that have a number or a claim, those with a run of the report first.
 
     ``python -m experiments`` writes them to files ``<paper>/<item>/cells.json`` or
-    ``<paper>/<item>/<variant>/cells.json`` in the folder. The second result is messages about files that are damaged or
-    have an outdated form. `runs` are the ids of the report's runs.
+    ``<paper>/<item>/<variant>/cells.json`` in the folder. The second result is messages about files that are not such
+    tables, and about items left out for the page's size. `runs` are the ids of the report's runs.
     """
     chosen: list[dict[str, Any]] = []
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""The order of runs in the summary of a sweep, best first, and those that no other one beats in cost and quality."""
+"""The order of runs in the summary of a sweep, best first, and the Pareto front of cost and quality."""
 
 from __future__ import annotations
 

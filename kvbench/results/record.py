@@ -103,7 +103,7 @@ class Untouched:
 
 @dataclass(frozen=True, kw_only=True)
 class Older:
-    """The number of samples that were produced by code which has changed since, and the names of the changed parts.
+    """The number of samples that older code produced, and the names of the parts of the code that have changed since.
 
     The name is ``unknown`` if the samples do not record their code.
     """

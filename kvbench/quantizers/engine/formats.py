@@ -48,8 +48,8 @@ class EngineFormat:
         key: rotation of keys before they are quantized (a name of :class:`kvbench.rotation.spec.RotationSpec`);
             likewise `value`.
         multiple: number that must divide the channels of a head.
-        power: True if the number of channels must be a power of two.
-        rotated_multiple: number that must divide the channels of a head for the engine to rotate it at all.
+        power: True if the number of channels per head must be a power of two.
+        rotated_multiple: the engine rotates a head only if this number divides its channels.
     """
 
     name: str
