@@ -101,8 +101,7 @@ class CachedLM(HFLM):  # type: ignore[misc]
     Args:
         batch_size: prompts in one batch of generation; likelihoods take one context at a time.
         max_batch_size: not used; lm-eval passes it.
-        device: torch's name of the device. lm-eval passes ``cuda:0`` also where there is no GPU; it counts only where
-            there is one.
+        device: torch's name of the device. lm-eval passes ``cuda:0`` also where there is no GPU; the CPU is used then.
         add_bos_token, prefix_token_id, chat_template_args, enable_thinking, think_end_token: as for lm-eval's ``hf``.
         results_dir: folder of the runs, in which :mod:`kvbench.lm_eval.rows` stores the evaluation; lm-eval's model
             does not use it.

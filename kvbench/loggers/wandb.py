@@ -175,7 +175,7 @@ def history(row: Row) -> dict[str, Any]:
 
 
 def sample_figures(row: Row) -> dict[str, Any]:
-    """Return what was measured of one sample: KV size and memory peaks in MiB, TTFT, TPOT and tokens per second.
+    """Return the measurements of one sample: KV size and memory peaks in MiB, TTFT, TPOT and tokens per second.
 
     ``tpot_ms`` is the median time of a decode step without the first one, which is ``first_step_ms``. ``tokens_per_s``
     is the throughput of the sample's whole batch. Unknown figures are None.

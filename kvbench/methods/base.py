@@ -7,8 +7,7 @@ no code of its own for packing, attention, counting bytes, padding, rollback, be
 :class:`~kvbench.methods.scored.ScoredMethod` only a score per token. Torch is imported on first use, so that checking a
 configuration is fast.
 
-What the cache and attention know of a method, with its defaults, is :class:`kvbench.cache.policy.Policy`; this class
-adds its configuration.
+The cache and attention use only the base class :class:`kvbench.cache.policy.Policy`; this class adds the configuration.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class H2O(ScoredMethod):
         return self.totals(self.received(attention, keys.shape[1]), queries)
 
     def received(self, attention: torch.Tensor, heads: int) -> torch.Tensor:
-        """Return the attention that each token has received, combined per KV head as far as possible before all steps.
+        """Return the attention that each token has received, with query heads combined if that is possible at once.
 
         A mean or sum over the query heads of a KV head can be taken at once. A maximum must wait for the total, so for
         ``group=max`` the query heads stay separate.

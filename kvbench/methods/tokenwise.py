@@ -30,7 +30,8 @@ class TokenMethod(RecencyMethod):
     Args:
         sinks: number of first tokens that stay in full precision.
         window: number of newest tokens that stay in full precision.
-        prefill: what prompt tokens attend to. ``exact``: each other in full precision; ``quantized``: what is stored.
+        prefill: what prompt tokens attend to. ``exact``: each other in full precision; ``quantized``: the stored,
+            packed tokens.
     """
 
     sinks: int = bounded(0, minimum=0)

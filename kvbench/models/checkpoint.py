@@ -225,7 +225,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_numbers(numbers: Mapping[str, Any], file: Path) -> None:
-    """Raise DamagedFile if ``config.json`` contains a size that no model can have, or a ``model_type`` that is no text.
+    """Raise DamagedFile if ``config.json`` contains a size that no model can have, or its ``model_type`` is not text.
 
     A size must be an integer within its bounds (:data:`LIMITS`), and the number of KV heads must divide the number of
     query heads.

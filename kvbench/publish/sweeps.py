@@ -80,7 +80,7 @@ def sweep_job_lines(entries: Sequence[Progress]) -> list[dict[str, Any]]:
 
 
 def quality(line: Mapping[str, Any]) -> Any:
-    """Return the score of a line, or else its perplexity; None without either."""
+    """Return the score of a line, or else its perplexity; None if it has neither."""
     return line["perplexity"] if line["score"] is None else line["score"]
 
 

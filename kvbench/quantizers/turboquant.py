@@ -1,7 +1,7 @@
 """TurboQuant's quantizers: keys and values as vLLM serves them, and the paper's inner-product quantizer.
 
 vLLM rounds keys to a codebook of normal levels, and values to an asymmetric grid. The inner-product quantizer of the
-paper has levels of b - 1 bits, and a 1-bit sketch of what they leave.
+paper has levels of b - 1 bits, and a 1-bit sketch of the residual.
 
 Keys (Zandieh et al., "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate", ICLR 2026, arXiv
 2504.19874, algorithm 1; vLLM 0.33, ``v1/attention/ops/triton_turboquant_store.py``). A rotated key k of D channels::

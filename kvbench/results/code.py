@@ -94,8 +94,8 @@ def _used(part: str, row: Row | None, on_gpu: bool) -> bool:
 def code_digest(code: Code | None) -> str:
     """Hash the digests of all parts of the code into one, which identifies the version of the code that made a row.
 
-    The scorer does not count, because stored predictions are scored again when it changes; nor does the storage. The
-    result is :data:`UNKNOWN` for None.
+    The scorer does not count, because stored predictions are scored again when it changes; nor does the storage dtype.
+    The result is :data:`UNKNOWN` for None.
     """
     if code is None:
         return UNKNOWN
@@ -153,7 +153,7 @@ def _agree(one: Code, other: Code) -> bool:
 
 
 def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> dict[str, Any] | None:
-    """Tell how many of a run's samples were produced by code that is no longer current, and what has changed since.
+    """Count the samples of a run that older code produced, and name the parts of the code that have changed since.
 
     `counts` and `parts` are the results of :func:`kinds`; `now` holds the digests of the current code.
 

@@ -126,7 +126,7 @@ def weights(runs: Sequence[Metrics]) -> list[str]:
 
 
 def untouched(run: Metrics) -> str:
-    """Say that a run quantized and dropped nothing, and which option kept all tokens in full precision.
+    """Return a sentence: a run quantized and dropped nothing, and this option kept all tokens in full precision.
 
     An example is a ``residual`` that is longer than all prompts. ``untouched`` of the run's `metrics.json` must not be
     None.
@@ -241,10 +241,10 @@ def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
 def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
     """Put a difference from fp16 into words, for example ``loses 2.1 points (95 %: 1.3 to 2.9)``.
 
-    A point is 0.01 of the score. What is said follows from the 95 % interval of the difference alone: a loss or gain if
-    it does not contain 0; no loss if it excludes one of :data:`NOTHING` points; else that there is no clear difference.
-    `mean` is the mean score; None: unknown. If it is 0 in both runs, the text says that this shows nothing. `pair` is
-    ``{diff, stderr, n}`` and, if known, ``low`` and ``high``.
+    A point is 0.01 of the score. The text states a loss or a gain only if the 95 % interval of the difference excludes
+    0. If no sample differs and the interval excludes a loss of :data:`NOTHING` points, it states that nothing is lost;
+    else, that there is no clear difference. `mean` is the mean score; None: unknown. If it is 0 in both runs, the text
+    says that this shows nothing. `pair` is ``{diff, stderr, n}`` and, if known, ``low`` and ``high``.
     """
     points, n = 100 * pair["diff"], pair["n"]
     samples = "1 sample" if n == 1 else f"{n} samples"

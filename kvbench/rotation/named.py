@@ -80,7 +80,7 @@ def butterfly_transform(block: int, channels: int, signs: Tensor | None = None, 
 
     Args:
         block: length of the blocks, a power of two that divides `channels`.
-        signs: ``[channels]``; None for none.
+        signs: ``[channels]``; None for no signs.
         scale: the factor; ``block ** -0.5`` makes the transform orthogonal.
     """
     matrix = block_hadamard(block, channels)

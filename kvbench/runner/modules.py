@@ -41,9 +41,9 @@ class Module:
         unscored: the same, but without the class members that score answers: ``scorer_version``, and ``score`` and
             ``score_questions`` with the arguments that :class:`kvbench.tasks.base.Task` has.
         scorer: digest of only those members; empty if there are none.
-        imports: dotted names of what is imported, which may be modules or what they hold. Imports inside functions
-            count. Those inside ``if TYPE_CHECKING:`` count only if the module has a ``__getattr__``, which then imports
-            them on first use.
+        imports: dotted names of imported modules, or of imported objects in modules. Imports inside functions count.
+            Those inside ``if TYPE_CHECKING:`` count only if the module has a ``__getattr__``, which then imports them
+            on first use.
         bound: names that imports bind, with the dotted name for which each stands; for example ``np``: ``numpy``.
         data: files in the module's folder whose names occur in the source, by that name.
         kernel: True for a module of kvbench that imports Triton when it is imported, so that it runs on GPUs alone.
@@ -113,7 +113,7 @@ def reached(
     only if it is imported by the package's name.
 
     Args:
-        names: dotted names of modules, or of what they hold, such as classes.
+        names: dotted names of modules, or of objects in modules, such as classes.
         enters: function that returns True for imported names that are followed.
         place: function that returns the file of a module, or None if there is none.
         kernels: True to follow what kernels import too.

@@ -76,7 +76,7 @@ def check_older_rows(
         wanted: ids of all samples of the run.
         missing: number of these samples that have no stored row.
         now: digests of the current code (:mod:`kvbench.runner.sources`).
-        checked: ``runtime.mix_code=true`` turns the error into a warning, unless the storage is among what has changed.
+        checked: ``runtime.mix_code=true`` turns the error into a warning, unless the storage dtype has changed too.
     """
     stored = {name: rows[name] for name in wanted if name in rows}
     _, older = split_by_code(stored, now)

@@ -1,7 +1,7 @@
 """Conversion of a GGUF file to a checkpoint that transformers loads: weights in float32, tokenizer, description.
 
 transformers reads the file (the extra ``gguf``); the result is compared with the file's header, because transformers
-leaves out keys and tensors that it does not know without a warning, and such a model computes something else.
+ignores unknown keys and tensors without a warning, and then the model computes something else.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ _AGAIN = "copy or download the file again"
 
 
 class _Reader:
-    """Reads the header from an open file; every method advances the position in the file."""
+    """Reader of a header from an open file; every method advances the position in the file."""
 
     def __init__(self, file: Path, handle: BinaryIO) -> None:
         self.file, self.handle = file, handle

@@ -191,7 +191,7 @@ def round_weights(weight: Tensor, layer: str, remedy: str) -> Codes:
 
 
 def _group_steps(grouped: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the step and the smallest value of each group, in fp32 ``[out, in / group]``; 0 is in the range."""
+    """Return the step and the smallest value of each group, fp32 ``[out, in / group]``; the range includes 0."""
     low, high = torch.aminmax(grouped, dim=-1)
     low, high = low.float().clamp(max=0.0), high.float().clamp(min=0.0)
     step = (high - low) / TOP

@@ -77,7 +77,7 @@ class EngineFormat:
         return self.name.endswith("compact")
 
     def rotation(self, side: Side, head_dim: int) -> str:
-        """Return the name of the rotation with which the engine stores keys or values of heads of a size."""
+        """Return the name of the engine's rotation of keys or values, for heads of `head_dim` channels."""
         if head_dim % self.rotated_multiple:
             return "none"
         return self.key if side == "key" else self.value
