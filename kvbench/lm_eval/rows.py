@@ -41,7 +41,7 @@ class Logs:
         """Return the new sample logs by task, the lines in order; a task's name is that in the results.
 
         Raises:
-            DataError: a line is no JSON object.
+            DataError: a line is not a JSON object.
         """
         tasks = self.results().get("configs") or {}
         logs: dict[str, list[dict[str, Any]]] = {}

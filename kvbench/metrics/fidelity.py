@@ -226,7 +226,7 @@ def by_position(positions: Positions, index: Sequence[int] | NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Divergence:
-    """The point at which two greedy answers to one prompt part.
+    """The first difference between two greedy answers to one prompt.
 
     `compared` is the number of tokens that were compared.
 

@@ -1,10 +1,10 @@
 """95 % intervals of means over samples, and of paired differences of two means over the same samples.
 
-Scores lie in 0..1. Shares of right answers, whose scores are 0 or 1, have Wilson's interval, and their paired
-differences Newcombe's (1998, Statistics in Medicine 17:2635, method 10). Other scores have a bootstrap, of few samples
-no narrower than Student's t; figures of which only mean and standard error are known have Student's t. A score of which
-all samples have the same value has an interval too: a share of at most z^2 / (n + z^2) of all answers can differ from
-those that were seen.
+Scores lie in 0..1. Shares of right answers (scores of 0 or 1) get Wilson's interval, and their paired differences
+Newcombe's (1998, Statistics in Medicine 17:2635, method 10). Other scores get a bootstrap interval, which is made at
+least as wide as Student's t if there are few samples. If only mean and standard error are known, Student's t is used.
+If all samples have the same score, the interval assumes that at most a share z^2 / (n + z^2) of all answers differs
+from those seen.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ def flips(answers: Mapping[str, bool], base: Mapping[str, bool]) -> list[Any]:
     Both arguments say, by the id of each sample, whether the answer is right.
 
     Returns:
-        The number of answers that are wrong where fp16's are right, that of the opposite, that of all answers that both
-        runs have, and the ends of the interval of the share that flipped; empty if both have no answer.
+        The numbers of samples that only fp16 has right, that only this run has right, and that both runs have, and the
+        ends of the interval of the share that flipped; empty if the runs have no sample in common.
     """
     common = answers.keys() & base.keys()
     lost, won = (sum(one[name] > other[name] for name in common) for one, other in ((base, answers), (answers, base)))
@@ -97,7 +97,10 @@ def _right(rows: Iterable[Row]) -> dict[str, bool]:
 
 
 def _score_figures(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return score, its reach, samples, difference from fp16, its reach; a reach is that of the 95 % interval."""
+    """Return score, its reach, samples, difference from fp16, and its reach.
+
+    A reach is the distance from the number to the farther end of its 95 % interval.
+    """
     pair, score = entry.get("vs_fp16") or {}, entry.get("score")
     reached = intervals.interval_reach(score, aggregate.interval_of(entry))
     apart = intervals.interval_reach(pair["diff"], aggregate.pair_interval(score, pair)) if pair else None

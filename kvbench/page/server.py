@@ -86,8 +86,8 @@ class Server(ThreadingHTTPServer):
     """HTTP server of a report, reachable from this machine only.
 
     ``/`` is the page, ``/data.json`` its data. ``/data.json?mark=MARK`` answers 204 as long as the data are unchanged
-    since the answer whose header ``X-Mark`` was MARK. The files of the runs are read again when they change. Port 0 is
-    any free one.
+    since the answer whose header ``X-Mark`` was MARK. The files of the runs are read again when they change. Port 0
+    stands for any free port.
 
     Raises:
         KvbenchError: the port cannot be used.

@@ -1,8 +1,7 @@
 """Worker processes that take requests from one list; the request of a worker that dies goes to another worker.
 
 A worker is a fresh Python process, which can therefore have its own GPU and number of threads. It talks to its parent
-over one socket. When that connection closes, the parent knows that the worker has ended, and a worker that its parent
-has.
+over one socket. If that connection closes, each side knows that the other has ended.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Source: efeslab/Atom, model/quant.py and qLlamaLayer.py (the KV part)::
     code  = clamp(round(x / scale) + zero, 0, 2**bits - 1)
     x^    = (code - zero) * scale
 
-The authors clamp the zero point too: a group that does not straddle 0 saturates (an all-positive group keeps zero 0 and
-loses everything above ``scale * (2**bits - 1)``). Atom itself takes one group per token and head.
+Clamping the zero point follows the authors' code: a group that does not straddle 0 saturates (an all-positive group
+keeps zero 0 and loses everything above ``scale * (2**bits - 1)``). Atom itself takes one group per token and head.
 """
 
 from __future__ import annotations

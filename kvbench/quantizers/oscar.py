@@ -54,7 +54,7 @@ class OscarQuantizer(AffineQuantizer):
 
     @property
     def kind(self) -> str:
-        """Formula by which attention kernels decode: ``affine`` for fp16; ``oscar``, which none reads, otherwise."""
+        """Formula by which attention kernels decode: ``affine`` for fp16, else ``oscar``, which no kernel reads."""
         return "affine" if self.scales == "fp16" else "oscar"
 
     def parameters(self, dtype: torch.dtype) -> tuple[Parameter, ...]:

@@ -197,7 +197,7 @@ def _delta(pair: Pair | None, score: float | None, digits: int = 3) -> str:
 
 
 def _headline(run: Metrics) -> str:
-    """Return the mean score as text; else the best throughput of points, perplexities, or mean KL divergences."""
+    """Return a run's main figure as text: mean score, else best throughput of points, perplexities, or mean KLs."""
     if run.mean.score is not None:
         return f"{run.mean.score:.3f}"
     if run.scores and all(entry.points for entry in run.scores.values()):

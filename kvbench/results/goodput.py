@@ -3,7 +3,8 @@
 Nothing here is measured under load. Arrivals are drawn as ``vllm bench serve`` draws them: gaps of a gamma distribution
 with mean 1 / rate, whose shape is the burstiness (1: a Poisson process). The server is simple: requests start in the
 order in which they came; a prefill runs alone and goes before decoding; then all started sequences decode together, a
-token per step, whose time depends on their number only; at most as many sequences run as fitted into memory.
+token per step; the time of a step depends only on the number of sequences; at most as many sequences run as fitted into
+memory.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Limits:
 class Server:
     """The recorded times of a method in seconds: of the prefill of a request, and of a decode step by batch size.
 
-    Between two batch sizes the time is interpolated linearly, below the smallest it is that of the smallest. At most
-    `most` sequences run at a time, which is at most the largest batch size.
+    Between two batch sizes the time is interpolated linearly; below the smallest, it is the time of the smallest. At
+    most `most` sequences run at a time; `most` is at most the largest batch size.
     """
 
     prefill_s: float

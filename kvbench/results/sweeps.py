@@ -238,7 +238,7 @@ def named_sweep(sweeps: Path, name: str) -> Path:
     with a manifest, for a sweep elsewhere (``hydra.sweep.dir``).
 
     Raises:
-        KvbenchError: no folder, or more than one, has a name that begins so.
+        KvbenchError: no folder, or more than one, has a name that begins like this.
     """
     if os.sep in name and (Path(name) / MANIFEST).is_file():
         return Path(name)

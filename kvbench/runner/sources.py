@@ -1,7 +1,7 @@
 """Digests of the code on which a run's outputs depend, one per part (method, quantizer, task, ...).
 
-What counts is found by following imports: from the modules that run batches of samples, from the method's and from the
-data set's. So an edit of any module that a run may execute changes a digest, and no list of modules is kept by hand.
+The modules are found by following imports, from those that run batches of samples, that of the method and that of the
+data set. So an edit of any module that a run may execute changes a digest, and no list of modules is kept by hand.
 Comments, docstrings, formatting, the folder and the version of Python do not affect a digest. The user's own code is
 treated like kvbench's.
 """

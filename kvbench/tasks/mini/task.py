@@ -281,8 +281,8 @@ def _work(draft: Draft, document: ComposedPrompts) -> Work:
 def _asked(question: DraftQuestion, document: ComposedPrompts) -> dict[str, Any]:
     """Return a question's `meta`, for scorers and analyses.
 
-    ``answer_spans`` are character ranges of the prompt, ``depth`` is the place of the first in the context (0..1), and
-    ``parts`` are the values that are scored separately, if any.
+    ``answer_spans`` are character ranges of the prompt, ``depth`` is the place of the first range in the context
+    (0..1), and ``parts`` are the values that are scored separately, if any.
     """
     spans = [[document.places[i] + start, document.places[i] + end] for i, start, end in question.evidence]
     start, end = document.context_span
