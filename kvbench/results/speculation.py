@@ -105,8 +105,9 @@ def expected_tokens(acceptance: float, gamma: int) -> float:
 
 
 def summed(totals: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Add up the counts and times of answers (:func:`kvbench.decoding.round_times.totals`); an answer without rounds is
-    None. A sum of times is None if any answer's is. The result is None if no answer has rounds.
+    """Add up the counts and times of answers (:func:`kvbench.decoding.round_times.totals`); None: no rounds.
+
+    A sum of times is None if any answer's is. The result is None if no answer has rounds.
     """
     entries = [entry for entry in totals if entry]
     if not entries:
