@@ -24,7 +24,7 @@ __all__ = ["__version__", "load_method"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that `import kvbench` costs nothing."""
+    """Import an attribute of the package when it is first used, so that `import kvbench` is fast."""
     if name == "load_method":
         from kvbench.methods.load import load_method
 

@@ -1,4 +1,4 @@
-"""``python -m kvbench``."""
+"""``python -m kvbench``: runs of a model with a KV-cache method on a data set."""
 
 import os
 import sys

@@ -1,1 +1,1 @@
-"""lm-evaluation-harness as a host: its tasks and metrics, with generation and likelihoods through a KV cache."""
+"""Evaluation by lm-evaluation-harness: its tasks and metrics, with generation and likelihoods through a KV cache."""

@@ -1,4 +1,4 @@
-"""The command line: lm-eval's own, with the model ``kvbench``, request caches by setting, and rows read back."""
+"""lm-eval's own command line with the model ``kvbench``, a request cache per setting, and rows stored for kvbench."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _require() -> None:
 
 
 def _run_lm_eval(arguments: list[str]) -> int:
-    """Run lm-eval's command line, and then store the rows of what it has evaluated."""
+    """Run lm-eval's command line, then store kvbench's rows of the evaluation; return the exit status."""
     from lm_eval._cli import HarnessCLI
     from lm_eval.utils import setup_logging
 
@@ -86,7 +86,7 @@ def _run_lm_eval(arguments: list[str]) -> int:
 
 
 def _report(model: Any, logs: Logs) -> None:
-    """Print what the requests tested, and store the rows of this evaluation."""
+    """Print how many requests tested the setting, and store the rows of this evaluation."""
     from kvbench.lm_eval.rows import store
     from kvbench.results.identity import short_name
 
@@ -98,7 +98,7 @@ def _report(model: Any, logs: Logs) -> None:
 
 
 def lm_eval_options(parsed: Namespace) -> dict[str, Any]:
-    """Return lm-eval's options as it will read them itself: the command line over the file of ``--config``."""
+    """Return the options as lm-eval will read them: the file of ``--config``, overridden by the command line."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
     given: dict[str, Any] = {}
@@ -111,11 +111,11 @@ def lm_eval_options(parsed: Namespace) -> dict[str, Any]:
 
 
 def prepare_request_cache(parsed: Namespace, given: Mapping[str, Any]) -> None:
-    """Add to a parsed command line, in place, a request cache of the setting's own, and a log of all samples.
+    """Add a request cache that only this setting uses, and a log of all samples, to a parsed command line in place.
 
     lm-eval looks up answers by the request alone, so one file for several settings would give all of them the answers
-    of the first. The key of model and setting (:func:`kvbench.lm_eval.chosen.setting_key`) is appended to its name.
-    `given` are all options (:func:`lm_eval_options`).
+    of the first. The key of model and setting (:func:`kvbench.lm_eval.chosen.setting_key`) is therefore appended to the
+    file's name. `given` are all options (:func:`lm_eval_options`).
 
     Raises:
         ConfigError: the model arguments are invalid.

@@ -1,6 +1,6 @@
-"""The model ``kvbench`` of lm-eval: its Hugging Face model, with generation and likelihoods through a kvbench cache.
+"""The model ``kvbench`` of lm-eval: its Hugging Face model, which generates and scores through a kvbench cache.
 
-Bytes, times and exactness of each request are kept by the text of its prompt.
+Bytes, times and exactness of each request are recorded under the text of its prompt.
 
 Tokens, chat templates, truncation, batches and stop strings are those of lm-eval's model ``hf``, from which this class
 inherits, so that a difference in a score comes from the cache.
@@ -41,8 +41,8 @@ class Figures:
     """Measurements of the requests.
 
     Args:
-        by_prompt: the figures of a prompt's last request, by its text. Likelihoods of several continuations of one
-            context share an entry.
+        by_prompt: the figures of the last request of each prompt, by the prompt's text. Likelihoods of several
+            continuations of one context share an entry.
         requests: number of requests.
         exact: number of requests in which the cache still held every token exactly at the end; such a request gives the
             same answer with every setting, so it tests nothing.
@@ -101,10 +101,9 @@ class CachedLM(HFLM):  # type: ignore[misc]
     Args:
         batch_size: prompts in one batch of generation; likelihoods take one context at a time.
         max_batch_size: not used; lm-eval passes it.
-        device: torch's name of the device. lm-eval passes ``cuda:0`` also where there is no GPU; it counts only where
-            there is one.
+        device: torch's name of the device. lm-eval passes ``cuda:0`` also where there is no GPU; the CPU is used then.
         add_bos_token, prefix_token_id, chat_template_args, enable_thinking, think_end_token: as for lm-eval's ``hf``.
-        results_dir: folder of the runs, for the rows that are read back (:mod:`kvbench.lm_eval.rows`); lm-eval's model
+        results_dir: folder of the runs, in which :mod:`kvbench.lm_eval.rows` stores the evaluation; lm-eval's model
             does not use it.
         arguments: model, setting and their options (:func:`kvbench.lm_eval.chosen.choose`).
 
@@ -274,7 +273,7 @@ class CachedLM(HFLM):  # type: ignore[misc]
 
 
 def _by_context(requests: Sequence[Request], max_length: int) -> Iterable[list[int]]:
-    """Return the numbers of the requests that share a context, the longest contexts first."""
+    """Return for each context the indices of the requests that have it, the longest contexts first."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, request in enumerate(requests):
         groups.setdefault(tuple(_context_end(request, max_length)), []).append(number)
@@ -312,9 +311,9 @@ def _exact(cache: KVCache, row: int) -> bool:
 
 
 def sampling(options: Mapping[str, Any], seeds: Sequence[int]) -> Sampling:
-    """Return how tokens are chosen, from lm-eval's generation arguments without stop strings and lengths.
+    """Convert lm-eval's generation arguments, without stop strings and lengths, to sampling settings.
 
-    There is a seed for each prompt.
+    `seeds` has a seed for each prompt.
 
     Raises:
         ConfigError: an argument has no counterpart here, or asks for draws without a temperature.

@@ -1,4 +1,4 @@
-"""Rows of kvbench from the files that lm-eval writes, so that its tables, comparisons and page show them.
+"""Rows of kvbench from the files that lm-eval writes, so that kvbench's tables, comparisons and page show them.
 
 An evaluation has one JSON line per sample and filter, and a file of results.
 """
@@ -41,7 +41,7 @@ class Logs:
         """Return the new sample logs by task, the lines in order; a task's name is that in the results.
 
         Raises:
-            DataError: a line is no JSON object.
+            DataError: a line is not a JSON object.
         """
         tasks = self.results().get("configs") or {}
         logs: dict[str, list[dict[str, Any]]] = {}
@@ -100,8 +100,8 @@ def store(logs: Logs, model: CachedLM, folder: Path) -> Path | None:
     """Write an evaluation's rows as a run, and return the run's folder; None if no task has scores per sample.
 
     The run's identity is the model, the setting, lm-eval's own arguments of the model, and lm-eval's configuration and
-    version of each task. An evaluation of the same identity replaces the rows of the same documents; rows of others
-    stay in the file and do not count. `folder` is that of all runs.
+    version of each task. An evaluation of the same identity replaces the rows of the same documents; rows of other
+    documents stay in the file, but no figure includes them. `folder` is that of all runs.
 
     Raises:
         KvbenchError: a file cannot be read or written.

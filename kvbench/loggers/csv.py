@@ -142,7 +142,7 @@ def _score_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same_row(latest: list[dict[str, str]], row: Mapping[str, Any]) -> bool:
-    """Return True if `latest` (a run's last row in the file, or empty) equals `row` but for times and differences."""
+    """Return True if `latest` (a run's last row, or empty) equals `row` apart from times and differences from fp16."""
     now = {key: "" if value is None else str(value) for key, value in row.items() if not _LATER.match(key)}
     return any(all(written.get(key, "") == value for key, value in now.items()) for written in latest)
 

@@ -1,7 +1,7 @@
 """Logging to Weights & Biases: a run with its samples, scores and files, and a sweep as a run of its own.
 
-Of a run there are a history row per sample, scores, bytes and times as summary, and its files; of a sweep its table,
-its plots, its page and its files.
+For a run, W&B gets a history row per sample, a summary of scores, bytes and times, and its files; for a sweep, its
+table, its plots, its page and its files.
 
 Only the modules ``kvbench.loggers.wandb*`` import wandb, and they do so only when the first row or the end of a run is
 logged.
@@ -37,7 +37,7 @@ class WandbLogger(Logger):
         label: method and quantizer, such as ``kivi int2``. In W&B the run is displayed as ``LABEL MODEL DATASET``.
         folder: the run's folder, whose files are sent as an artifact; None to send none.
         sweep: id of the sweep that the run belongs to; None for a single run.
-        service: an open way to W&B for several runs; None for one of its own.
+        service: connection to W&B that several runs share; None: the logger makes its own.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class WandbLogger(Logger):
         return self.service.destination()
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remember the rows that the run already has; those that W&B lacks are sent when the connection is opened.
+        """Remember the rows that the run already has; those that W&B lacks are sent later.
 
-        That is at the first :meth:`sample`, or at :meth:`finish` if there is none.
+        They are sent when the connection is opened: at the first :meth:`sample`, or at :meth:`finish` if there is none.
         """
         self._rows = list(rows)
 
@@ -175,7 +175,7 @@ def history(row: Row) -> dict[str, Any]:
 
 
 def sample_figures(row: Row) -> dict[str, Any]:
-    """Return what was measured of one sample: KV size and memory peaks in MiB, TTFT, TPOT and tokens per second.
+    """Return the measurements of one sample: KV size and memory peaks in MiB, TTFT, TPOT and tokens per second.
 
     ``tpot_ms`` is the median time of a decode step without the first one, which is ``first_step_ms``. ``tokens_per_s``
     is the throughput of the sample's whole batch. Unknown figures are None.
@@ -233,8 +233,8 @@ class SweepContent:
         config: facts about the sweep, such as its command.
         counts: number of jobs by state, for the summary.
         table: a line per job, all with the same keys.
-        pareto: keys of `table` for the axes of the scatter plot, cost and quality; None without one.
-        page: the sweep's report as one HTML page; empty without one.
+        pareto: keys of `table` for the axes of the scatter plot, cost and quality; None for no plot.
+        page: the sweep's report as one HTML page; empty for no page.
         plots: picture files by name.
         files: files of the sweep, sent as an artifact.
     """

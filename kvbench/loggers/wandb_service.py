@@ -1,4 +1,4 @@
-"""The way to Weights & Biases: online or offline, with the reason for it, and the start of a run there."""
+"""The connection to Weights & Biases: choice of online or offline mode, with the reason, and the start of runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_TAG, LONGEST_GROUP = 64, 128
 
 
 class Service:
-    """Weights & Biases (W&B) with the settings of the `logger` group.
+    """Connection to Weights & Biases (W&B), with the settings of the `logger` group.
 
     One instance may start many runs. If the service cannot be reached, only the first run waits for it: with
     ``logger.mode=auto``, this and all later runs are written offline; with ``online``, all later ones fail at once.
@@ -51,7 +51,7 @@ class Service:
     ) -> Any:
         """Start a run in W&B, or resume the one with this id, and return it.
 
-        `group` counts unless ``logger.group`` names another; `tags` are added to those of ``logger.tags``. `kind` is
+        `group` is used unless ``logger.group`` names another; `tags` are added to those of ``logger.tags``. `kind` is
         W&B's type of job: the method of a run, or ``sweep``.
 
         Raises:

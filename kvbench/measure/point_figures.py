@@ -76,7 +76,10 @@ def step_percentiles(values: Sequence[float], *wanted: int) -> dict[str, float]:
 
 
 def step_times(steps: Sequence[float], mean: float, middle: float | None = None) -> Figures:
-    """Return the ``tpot_s`` of a point from its mean and the seconds of its steps, whose median is `middle` if None."""
+    """Return the ``tpot_s`` of a point: mean, median and percentiles of its steps, in seconds.
+
+    `middle` is the median; None: that of `steps`.
+    """
     middle = median(steps) if middle is None else middle
     return {"median": middle, "mean": mean, **step_percentiles(steps, 10, 90, 99), "n": len(steps)}
 
@@ -269,9 +272,9 @@ def rounded_figures(figures: Figures) -> Figures:
 def nominal_bits(cache: Any) -> dict[str, float]:
     """Return the bits per element of a cache's formats after the last step, per token that it has seen.
 
-    Scales, zero points and other metadata do not count; neither does the window of the newest tokens, which takes ever
-    less of a growing cache. Tokens that a method has dropped count as 0 bits. A cache that holds all its tokens in
-    the window has the bits of the window.
+    Scales, zero points and other metadata do not count; neither does the window of the newest tokens, whose share of a
+    growing cache becomes ever smaller. Tokens that a method has dropped count as 0 bits. A cache that holds all its
+    tokens in the window has the bits of the window.
 
     Returns:
         The mean over layers and rows for ``key`` and for ``value``.

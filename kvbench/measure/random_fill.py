@@ -74,7 +74,7 @@ def fill_at_random(model: PreTrainedModel, cache: KVCache, batch: int, tokens: i
 
 
 def observe_at_random(layer: Any, keys: Tensor, query_heads: int, generator: torch.Generator) -> None:
-    """Give a layer random attention over the prompt, if its method observes the prompt's.
+    """Give a layer random attention over the prompt, if its method observes the prompt's attention.
 
     Which tokens such a method keeps is then random; how many, and in which format, is not. The keys are
     ``[B, H, tokens, D]``.

@@ -89,7 +89,7 @@ def stock_prefill(model: Any, ids: Tensor) -> float:
 
 
 def _prefilled(model: Any, ids: Tensor, cache: Any) -> tuple[float, Tensor]:
-    """Return the seconds of a prefill, the choice of the first tokens included, and these, ``[B, 1]``."""
+    """Return the seconds of a prefill with the choice of the first new tokens, and these tokens, ``[B, 1]``."""
     started = now(ids.device)
     token = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)
     return now(ids.device) - started, token

@@ -30,8 +30,8 @@ class Atom(TokenMethod):
 
     Args:
         sinks: number of first tokens that stay in full precision (0 in Atom).
-        window: number of newest tokens that stay in full precision (0 in Atom). With both, methods are compared at the
-            same full-precision tokens.
+        window: number of newest tokens that stay in full precision (0 in Atom). With `sinks` and `window`, all methods
+            can be compared at the same full-precision tokens.
         rope: ``post`` stores keys after RoPE. ``pre`` stores pre-RoPE keys, to which attention applies RoPE whenever it
             reads them (the authors' code).
         prefill: what tokens attend to. ``exact``: prompt tokens attend to each other in full precision, and so do the
@@ -43,7 +43,7 @@ class Atom(TokenMethod):
 
     @property
     def keys_before_rope(self) -> bool:
-        """True for ``rope=pre``: the cache holds pre-RoPE keys."""
+        """True for ``rope=pre``: the cache stores pre-RoPE keys."""
         return self.rope == "pre"
 
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:

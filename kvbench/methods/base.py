@@ -7,8 +7,7 @@ no code of its own for packing, attention, counting bytes, padding, rollback, be
 :class:`~kvbench.methods.scored.ScoredMethod` only a score per token. Torch is imported on first use, so that checking a
 configuration is fast.
 
-What the cache and attention know of a method, with its defaults, is :class:`kvbench.cache.policy.Policy`; this class
-adds its configuration.
+The cache and attention use only the base class :class:`kvbench.cache.policy.Policy`; this class adds the configuration.
 """
 
 from __future__ import annotations
@@ -76,7 +75,10 @@ class Method(Policy["KVLayer"]):
         return None
 
     def suit(self, numbers: Mapping[str, Any]) -> None:
-        """Read what the formats depend on from a model's ``config.json``, with its text model on the first level."""
+        """Read from a model's ``config.json`` what the formats depend on.
+
+        The keys of a multimodal model's text model are on the first level of `numbers`.
+        """
 
     def alone(self) -> Method:
         """Return this method without speculative decoding, for perplexity, which generates no tokens."""
@@ -85,9 +87,9 @@ class Method(Policy["KVLayer"]):
     def transform(self, layer: KVLayer, side: Side) -> Transform | None:
         """Return the basis in which `layer` stores its keys or its values; None for that of the model.
 
-        Attention rotates keys and queries after RoPE, values and output. A method may override this to choose a
-        transform per layer, side and KV head. Of `layer` only index, sizes (``heads``, ``key_dim``, ``value_dim``) and
-        device are known yet.
+        Attention rotates keys and queries after RoPE; it rotates values, and rotates the output back. A method may
+        override this to choose a transform per layer, side and KV head. Of `layer` only index, sizes (``heads``,
+        ``key_dim``, ``value_dim``) and device are known yet.
         """
         name = self.rotation.of(side)
         if name == "none":
@@ -140,7 +142,7 @@ class Method(Policy["KVLayer"]):
         )
 
     def stored_as(self, layer: int, layers: int) -> int:
-        """Return the index of the first layer that stores its tokens as a layer does, apart from sliding windows."""
+        """Return the index of the first layer with the same storage formats as `layer`; sliding windows may differ."""
         return min(layer, self.exact_layers, layers - 1)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
@@ -162,7 +164,7 @@ class Method(Policy["KVLayer"]):
     # -- formats of single layers -----------------------------------------------------------------------------------
 
     def by_layer(self, count: int) -> list[Method]:
-        """Return the method of each layer with keys and values: this one, or what :attr:`layers` makes of it.
+        """Return the method of each layer with keys and values: this one, or that of the format in :attr:`layers`.
 
         Layers with the same format share an instance.
 
@@ -291,9 +293,9 @@ class Method(Policy["KVLayer"]):
         return identity
 
     def identity(self) -> dict[str, Any]:
-        """Return what to hash into a run's id in place of certain hyper-parameters, by hyper-parameter name.
+        """Return the values to hash into a run's id in place of certain hyper-parameters, by hyper-parameter name.
 
-        All others are hashed as they are. An example is the path of a file: a hash of its content is better.
+        For the path of a file, for example, it is a hash of the content. Other hyper-parameters are hashed as they are.
         """
         return {}
 

@@ -241,7 +241,7 @@ class Cocktail(Method):
         return ChunkPlan(chunks, widths, last_layer)
 
     def note(self, plan: ChunkPlan, seconds: float | None) -> dict[str, Any]:
-        """Return what a sample's result records of the choice; `seconds`: the time that it took, None if not known."""
+        """Return what a sample's result records about the choice of widths; `seconds` is its time, None if unknown."""
         widths = plan.widths
         return {
             "chunks": {"int2": widths.count(2), "int4": widths.count(4), "fp16": widths.count(16)},
@@ -293,7 +293,7 @@ class Cocktail(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt of each row, every chunk in its chosen width; with `reorder`, one width together."""
+        """Store the prompt of each row, every chunk in its width; with `reorder`, chunks of one width are together."""
         if not self.reorder:
             return in_place.place_chunks(layer, rows, keys, values, self.plans(layer))
         first = rows.indices(layer.batch)[0]

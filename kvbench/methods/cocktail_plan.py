@@ -61,8 +61,8 @@ class ChunkPlan:
     def order(self, length: int, hidden: int = 0) -> tuple[list[int], list[int], list[int]]:
         """Return the token indices of a prompt in three lists: INT2 chunks, INT4 chunks, and all other tokens.
 
-        Left out are, of the `hidden` oldest tokens, which a sliding window hides, those in full precision, and packed
-        chunks of which every token is hidden.
+        A sliding window hides the `hidden` oldest tokens. Full-precision tokens among these are left out, and so are
+        packed chunks whose tokens are all hidden.
         """
         if (length, hidden) not in self._orders:  # cached: the same for every layer
             two, four = self.tokens(2), self.tokens(4)
@@ -121,8 +121,8 @@ def aligned(rows: Sequence[Sequence[Run]]) -> tuple[list[tuple[int, int]], list[
     """Assign the runs of all rows to segments, which the rows of a batch share.
 
     A segment takes at most one run of each row, and only runs of its own bit width. A row without a fitting run has no
-    tokens in it. The last run of each row is not assigned: it belongs in the layer's last segment, which also takes
-    generated tokens.
+    tokens in that segment. The last run of each row is not assigned: it belongs in the layer's last segment, which also
+    takes generated tokens.
 
     Returns:
         For each segment, its bits and the largest number of tokens that a row stores in it; and for each row, the
@@ -202,7 +202,7 @@ def reading_order(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
 
 
 def billed(widths: Sequence[int], bits: int, chunk_size: int, key_group: int) -> list[int]:
-    """Return for each run of chunks of `bits` bits the number of tokens that its bytes are counted for.
+    """Return, for each run of chunks with `bits` bits, how many tokens its bytes are counted for.
 
     Codes are stored in whole tiles of 128 tokens, so this is the length of the run, rounded up to whole tiles, or to
     whole key groups if `key_group` is a multiple of 128.

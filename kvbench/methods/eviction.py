@@ -1,4 +1,4 @@
-"""Parts of the methods that drop tokens: scores of a prompt's tokens, budgets, choice of the highest, their storage."""
+"""What methods that drop tokens share: scores and budgets of prompt tokens, choice of the highest scores, storage."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Scorer(Policy["KVLayer"]):
         `least` is the smallest number of tokens for which scores are needed.
 
         Raises:
-            CacheError: :meth:`score` failed for want of attention, or its result has the wrong shape.
+            CacheError: :meth:`score` failed because it got no attention, or its result has the wrong shape.
             NonFiniteError: a score is NaN.
         """
         name = type(self).__name__
@@ -138,7 +138,7 @@ def check_budget(budget: int | float, least: int, what: str, key: str = "method.
 
 
 def reduce(scores: torch.Tensor, how: Reduce, dim: int) -> torch.Tensor:
-    """Reduce scores over `dim`, the query heads that share a KV head, which the result does not have."""
+    """Reduce scores over `dim`, the query heads that share a KV head; the result lacks this dimension."""
     if how == "max":
         return scores.amax(dim)
     return scores.mean(dim) if how == "mean" else scores.sum(dim)

@@ -69,7 +69,7 @@ class H2O(ScoredMethod):
 
     @property
     def observe_group(self) -> Literal["mean", "sum", "apart"]:  # type: ignore[override]
-        """Way in which query heads of a KV head may be combined before all steps have been summed."""
+        """How attention of a KV head's query heads may be combined before the sum over all steps is complete."""
         return "apart" if self.group == "max" else self.group
 
     @property
@@ -89,7 +89,7 @@ class H2O(ScoredMethod):
         return self.totals(self.received(attention, keys.shape[1]), queries)
 
     def received(self, attention: torch.Tensor, heads: int) -> torch.Tensor:
-        """Return the attention that each token has received, combined per KV head as far as possible before all steps.
+        """Return the attention that each token has received, with query heads combined if that is possible at once.
 
         A mean or sum over the query heads of a KV head can be taken at once. A maximum must wait for the total, so for
         ``group=max`` the query heads stay separate.

@@ -62,7 +62,7 @@ class HFQuantized(Method):
         recent: number of newest tokens that stay in full precision when the others are quantized, also at the end of
             the prompt. Transformers has none (0).
         value_residual: number of tokens at which the residual of the values is full, if it differs from that of the
-            keys; no recent values then stay in full precision. None: `residual` and `recent` hold for values too.
+            keys; no recent values then stay in full precision. None: `residual` and `recent` apply to values too.
         group_size: elements per group.
         axis_key: axis along which the backend groups keys: 0 or -1 for quanto, 0 or 1 for hqq.
         axis_value: axis along which the backend groups values.

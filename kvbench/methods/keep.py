@@ -132,7 +132,7 @@ class KeepMethod(Scorer, Kivi):
     # -- storage ----------------------------------------------------------------------------------------------------
 
     def counted(self, layer: KVLayer, row: int) -> int:
-        """Return the number of tokens for which :meth:`exact` is asked: those stored, and the sinks even if dropped."""
+        """Return the token count to call :meth:`exact` with: stored tokens, and the sinks even if they are dropped."""
         if layer.order[row] is None:
             return super().counted(layer, row)
         stored = layer.stores()[0].signature(row)
@@ -177,7 +177,7 @@ class KeepMethod(Scorer, Kivi):
     def demotions(  # type: ignore[override]
         self, layer: KVLayer, count: int
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return when tokens are packed or dropped; None, for it is not known in advance, unless ``keep=1``."""
+        """Return when tokens are packed or dropped; None unless ``keep=1``, because it is not known in advance."""
         if self.drops_tokens:
             return None
         return super().demotions(layer, count) if self.quantizer is not None else Method.demotions(self, layer, count)
@@ -226,7 +226,7 @@ class KeepMethod(Scorer, Kivi):
 
 @dataclass(kw_only=True)
 class Keep(KeepMethod):
-    """A share of the prompt is kept by a simple score, and packed in the format of any quantizer.
+    """Method that keeps the prompt tokens with the highest scores, and packs them in the format of any quantizer.
 
     Args:
         by: the score. ``attention``: the mean attention that the last 32 prompt tokens give to a token (SnapKV's votes,

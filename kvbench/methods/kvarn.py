@@ -59,7 +59,7 @@ class Kvarn(RecencyMethod):
 
     @property
     def gives_tail(self) -> bool:  # type: ignore[override]
-        """True without `window`: the exact tokens are then those of an incomplete tile."""
+        """True without `window`: only the tokens of an incomplete tile are then in full precision."""
         return not self.window
 
     @property
@@ -87,8 +87,8 @@ class Kvarn(RecencyMethod):
     def packed_bytes(self, at: Setting, count: int, form: FormatSpec) -> KVBytes:
         """Return the bytes of `count` packed tokens, a multiple of G, counting only their keys or only their values.
 
-        A tile has two numbers for each row that is rounded (a channel of keys, or a token of values) and one for each
-        of the others.
+        A tile has two numbers for each row that shares a scale (a channel of keys, or a token of values), and one for
+        each line in the other direction (a token of keys, or a channel of values).
         """
         tiles = at.heads * (count // self.tile)
         rows, columns = (at.channels, self.tile) if form.axis == "channel" else (self.tile, at.channels)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Calibrated(CacheState):
-    """KVQuant's per-cache state.
+    """KVQuant's per-cache state: its calibration file, and the processes that divide the heads.
 
     Args:
         path: calibration file with thresholds and codebooks; None: the file that the hyper-parameter `calibration`

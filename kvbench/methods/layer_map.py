@@ -1,8 +1,8 @@
 """A format per layer: ``method.layers="0-1:fp16,2-29:int4,30-:int8"``. Imports no torch.
 
 Layers differ in how much quantization hurts them (KVTuner, Li et al. 2025, arXiv 2502.04420), and engines keep their
-first and last layers exact (vLLM's ``--kv-cache-dtype-skip-layers``). A layer of the map is served by the method with
-the quantizer that the map names, or by fp16; the other layers by the method as it is configured.
+first and last layers exact (vLLM's ``--kv-cache-dtype-skip-layers``). For a layer of the map, the method uses the
+quantizer that the map names, or fp16 takes its place; other layers use the method as it is configured.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Entry:
 
 
 def parse_layer_map(layers: Layers) -> tuple[Entry, ...]:
-    """Read a map in any of the forms in which it is typed; None is a map without entries.
+    """Parse a map of formats, as a text or as data; None is a map without entries.
 
     Raises:
-        ConfigError: an entry is not LAYERS:FORMAT, or there is none.
+        ConfigError: an entry is not LAYERS:FORMAT, or the text has no entry.
     """
     if layers is None:
         return ()
@@ -85,7 +85,7 @@ def _entry(text: str) -> Entry:
 
 
 def written(layers: Layers) -> str | None:
-    """Return a map in its normal form, ``0-1:fp16,2-29:int4,30-:int8``; None for none."""
+    """Return a map as text in its normal form, ``0-1:fp16,2-29:int4,30-:int8``; None if it has no entries."""
     return ",".join(map(str, parse_layer_map(layers))) or None
 
 
@@ -93,8 +93,7 @@ def forms(layers: Layers, count: int) -> list[str | None]:
     """Return the format that a map names for each of `count` layers; None for a layer that it does not name.
 
     Raises:
-        ConfigError: an entry names layers that the model does not have, no layer at all, or one that has a format
-            already.
+        ConfigError: an entry names no layer, a layer that the model does not have, or one that another entry names too.
     """
     by_layer: list[str | None] = [None] * count
     for entry in parse_layer_map(layers):

@@ -53,8 +53,8 @@ def demoted_by(packed: Sequence[int], count: int, sinks: int = 0) -> torch.Tenso
     """Return the demotion times (:meth:`Method.demotions`) of a rule that packs the oldest tokens first.
 
     Args:
-        packed: for each number of tokens from 0 to `count`, without the `sinks` that stay in full precision, the number
-            that are packed or dropped by then. It never falls.
+        packed: for each number of tokens from 0 to `count`, without the `sinks` that stay in full precision, how many
+            have been packed or dropped by then. The numbers never decrease.
     """
     times = untouched(count)
     if count > sinks:

@@ -100,7 +100,7 @@ def true_name(quantizer: Mapping[str, Any], extra: Path | None = None) -> str:
 
 
 def _merged(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return hyper-parameters with others in their place, whose names may be dotted: ``rotation.key``."""
+    """Return a copy of `data` updated by `overrides`, whose names may be dotted (``rotation.key``)."""
     merged = dict(data)
     for key, value in overrides.items():
         group, dot, name = key.partition(".")

@@ -133,7 +133,7 @@ class LogQuant(Method):
     def packs_together(self) -> bool:
         """True if one kernel launch may pack the tokens of all layers; False if a subclass overrides :meth:`settle`.
 
-        What a flush moves in full precision waits for the packing.
+        Full-precision tokens that a flush moves are moved only after this packing.
         """
         return type(self).settle is LogQuant.settle
 
@@ -165,7 +165,7 @@ class LogQuant(Method):
         return self.quantizer.key
 
     def make_quantizer(self, side: Side, channels: int | None = None) -> AffineQuantizer:
-        """Return the quantizer of the keys or the values; with channels None, the size of groups is not fitted.
+        """Return the quantizer of the keys or the values; if `channels` is None, group sizes are not fitted to it.
 
         Tokens are quantized W at a time. Each such block is divided into groups separately, so no group contains tokens
         of two blocks.
@@ -251,7 +251,7 @@ class LogQuant(Method):
         return window is not None and window - 1 < 3 * self.W + self.sinks
 
     def passed(self, hidden: int) -> int:
-        """Return how many quantized tokens can be dropped: those of whole flushes among the `hidden` oldest tokens."""
+        """Return how many quantized tokens can be dropped: those of flushes all of whose tokens are hidden."""
         # the k-th flush (k = 0, 1, ...) takes only tokens before (k + 2) W
         return 0 if self.evict else max((hidden - self.sinks) // self.W - 1, 0) * self.W
 

@@ -56,8 +56,8 @@ class Oscar(RecencyMethod):
     Args:
         sinks: number of first tokens that stay in full precision (paper: 64).
         window: number of newest tokens that stay in full precision (paper: 256).
-        clip_key: share of the channels of a key whose absolute value is below the threshold to which the others are
-            clipped (paper: 0.96); 1: no clipping.
+        clip_key: share of a key's channels that are below the clipping threshold in absolute value; the others are
+            clipped to it (paper: 0.96). 1: no clipping.
         clip_value: the same for values (paper: 0.92).
         levels: how codes follow from a clipped token. ``uniform``: by its range (the paper); ``lloyd_max``: by its mean
             and standard deviation, with the edges of the optimal 2-bit quantizer for a Gaussian (an option of the
@@ -94,7 +94,7 @@ class Oscar(RecencyMethod):
         return Reach("method.sinks", self.sinks, self.sinks) if self.sinks else None
 
     def transform(self, layer: KVLayer, side: Side) -> Transform | None:
-        """Return the basis of a layer's keys or values: the calibrated one, or with ``basis=rotation`` the base's."""
+        """Return the basis of a layer's keys or values: calibrated, or with ``basis=rotation`` that of `rotation`."""
         if self.basis == "rotation":
             return super().transform(layer, side)
         from kvbench.rotation import transform
@@ -195,7 +195,7 @@ class Oscar(RecencyMethod):
             self.calibration_file = file.path
 
     def identity(self) -> dict[str, Any]:
-        """Return ``{"calibration": HASH}`` with a hash of the file's content; before :meth:`prepare` the base's."""
+        """Return ``{"calibration": HASH}``, a hash of the file's content; before :meth:`prepare`, the base class's."""
         if self.calibration_file is None:
             return super().identity()
         digest = hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Presses of kvpress, or any object with such a ``score``, as the choice of tokens; what remains is packed.
+"""Eviction by a press of kvpress, or by any object with its method ``score``; the remaining tokens are packed.
 
 kvpress 0.5.5 (NVIDIA, Apache-2.0) evicts but does not pack, and requires transformers below 5.3, so it cannot be
 installed next to kvbench; importing it also wraps every attention function of transformers. This class therefore takes
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Press(KeepMethod):
-    """Prompt tokens are kept by the score of a press, and packed in the format of any quantizer.
+    """Method that keeps prompt tokens by the score of a press, and packs them in the format of any quantizer.
 
-    The press's own ``compression_ratio`` has no effect: `keep` says how many tokens remain. The tokens are sorted by
-    their positions first, which kvpress does not do.
+    The press's own ``compression_ratio`` has no effect: `keep` says how many tokens remain. Unlike in kvpress, the kept
+    tokens are stored in the order of their positions.
 
     Args:
         press: class of the press as ``MODULE.CLASS``; the module must be importable.
@@ -42,7 +42,7 @@ class Press(KeepMethod):
 
     @property
     def observe_prompt(self) -> int:  # type: ignore[override]
-        """-1, for the sums over all queries, with `attentions`; else 0."""
+        """-1 with `attentions`: attention summed over all queries of the prompt is observed; else 0, none is."""
         return -1 if self.attentions and self.drops_tokens else 0
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
@@ -62,7 +62,7 @@ class Press(KeepMethod):
         """The press.
 
         Raises:
-            ModelError: it does not exist, does not accept the options, or has no method ``score``.
+            ModelError: the class does not exist, does not accept the options, or has no method ``score``.
         """
         module, _, name = self.press.rpartition(".")
         try:

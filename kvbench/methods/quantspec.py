@@ -118,7 +118,7 @@ class QuantSpec(RecencyMethod):
         return replace(self, gamma=0, forced_acceptance=None)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the hyper-parameters by name; `forced_acceptance` only if it is set, so that older run ids hold."""
+        """Return the hyper-parameters by name; `forced_acceptance` only if set, so that older run ids stay valid."""
         named = super().hyperparameters()
         if self.forced_acceptance is None:
             del named["forced_acceptance"]

@@ -81,7 +81,7 @@ class RecencyMethod(Method):
         return layer >= self.exact_layers
 
     def counted(self, layer: KVLayer, row: int) -> int:
-        """Return the number of tokens of a row for which :meth:`exact` is asked while decoding, the sinks included."""
+        """Return the token count to call :meth:`exact` with while decoding, the sinks included."""
         return layer.real_tokens(row)
 
     # -- storage: overridden by methods with formats or allocations of their own -----------------------------------
@@ -206,7 +206,7 @@ class RecencyMethod(Method):
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """Return empty segments for sinks (if any), packed tokens (unless evicted) and the newest tokens.
 
-        A layer that packs no tokens has only the last one, which then holds all tokens.
+        A layer that packs no tokens has only the last of these segments, which then holds all tokens.
         """
         window = self.exact_segment(layer, side)
         if not self._packs(layer):

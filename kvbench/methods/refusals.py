@@ -1,4 +1,4 @@
-"""Checks of what a method is combined with: its quantizer, the length of the text, and spans for perplexity."""
+"""Checks that a method fits its quantizer, the length of the text, and the spans of perplexity."""
 
 from __future__ import annotations
 

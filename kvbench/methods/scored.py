@@ -119,7 +119,7 @@ class ScoredMethod(Scorer, Method):
         return hidden
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop hidden slots; if heads hold different tokens in a slot, once the tokens of all heads are hidden.
+        """Drop hidden slots; a slot in which heads hold different tokens is dropped once all of these are hidden.
 
         In this case `hidden` is rounded down to a multiple of 32.
         """

@@ -46,7 +46,7 @@ class Turning(CacheState):
 
 @dataclass(frozen=True)
 class TurningWithin:
-    """Rotation of keys to other positions by `turn`, for keys that are stored in another basis than the model's."""
+    """Function that rotates keys to other positions, for keys stored in the basis `basis` instead of the model's."""
 
     basis: Transform
     turn: Turn
@@ -221,7 +221,7 @@ class StreamingLLM(Method):
         return self._placed(layer, row, moved=False)
 
     def _placed(self, layer: KVLayer, row: int, *, moved: bool) -> torch.Tensor | None:
-        """Return the columns of sinks and window. With `moved`, the sinks' columns end right before the window's."""
+        """Return the columns of sinks and window; with `moved`, the sinks' are shifted to right before the window's."""
         n, slots = layer.real_tokens(row), layer.stores()[0].length(slice(row, row + 1))
         if n == slots:
             return None

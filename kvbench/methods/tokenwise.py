@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFormat(FormatSpec):
-    """The format of keys or of values, which says which of the two it is."""
+    """The packed format of one side, keys or values, which `side` names."""
 
     side: Side = "key"
 
@@ -34,7 +34,8 @@ class TokenMethod(RecencyMethod):
     Args:
         sinks: number of first tokens that stay in full precision.
         window: number of newest tokens that stay in full precision.
-        prefill: what prompt tokens attend to. ``exact``: each other in full precision; ``quantized``: what is stored.
+        prefill: what prompt tokens attend to. ``exact``: each other in full precision; ``quantized``: the stored,
+            packed tokens.
     """
 
     sinks: int = bounded(0, minimum=0)
@@ -80,7 +81,7 @@ class TokenMethod(RecencyMethod):
 
 @dataclass(kw_only=True)
 class FormatMethod(TokenMethod):
-    """Base of methods in formats of their own that pack every token by itself.
+    """Base of methods that pack every token by itself, in a format of their own.
 
     Args:
         own: ``stored``: the token of a decode step is packed before it attends; ``exact``: it attends to its own key

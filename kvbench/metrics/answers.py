@@ -1,4 +1,4 @@
-"""Scores of answers by the name of a metric, for data sets described by a configuration only."""
+"""Scores of answers by the name of a metric, for data sets that only a configuration describes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LETTERS = string.ascii_uppercase
 def score_answers(
     metric: Metric, prediction: str, answers: Sequence[str], *, pattern: str | None = None, options: int = 0
 ) -> dict[str, float]:
-    """Score a prediction against its reference answers, of which there is at least one, by a metric of a configuration.
+    """Score a prediction against its reference answers by the metric that a configuration names.
 
-    If there are several reference answers, the one with the best score counts.
+    There is at least one reference answer. Of several, the one with the best score counts.
 
     Args:
         metric: ``exact_match`` or ``regex`` (:mod:`kvbench.metrics.text`), ``f1`` of words

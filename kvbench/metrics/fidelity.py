@@ -1,4 +1,4 @@
-"""Measures of how far a cache's predictions are from those of the full-precision cache, position by position.
+"""Measures of the difference between a cache's predictions and those of the full-precision cache, by position.
 
 Sources: the statistics of llama.cpp's ``--kl-divergence`` (ggml-org/llama.cpp 050fc7f3, tools/perplexity), and Dutta et
 al. 2024 (arXiv 2407.09141) for answers whose correctness changed (flips).
@@ -31,7 +31,7 @@ class Positions:
     Args:
         kld: KL divergence of the candidate's distribution from the base's, KL(base || candidate), in nats, ``[n]``.
         change: probability of the true token by the candidate minus that by the base, ``[n]``.
-        same_top: True where both find the same token most probable (the first one at ties), ``[n]``.
+        same_top: True where both give the same token the highest probability (the first one at ties), ``[n]``.
         nll_base, nll: negative log-likelihood of the true token by base and candidate, in nats, ``[n]``.
     """
 
@@ -81,9 +81,9 @@ def compare_as_llamacpp(
 ) -> Positions:
     """Compare the predictions of two caches as llama.cpp's ``--kl-divergence`` does, rounding included.
 
-    The arguments are those of :func:`compare`. The program stores the base's log-probabilities in 16 bits, and none
-    below :data:`FLOOR` nats under the largest logit. Tokens at or below -16 nats do not count. KL divergences can
-    therefore be slightly negative.
+    The arguments are those of :func:`compare`. The program stores the base's log-probabilities in 16 bits; those more
+    than :data:`FLOOR` nats below the largest logit are raised to this floor. Tokens at or below -16 nats do not count.
+    KL divergences can therefore be slightly negative.
     """
     x = np.asarray(base, dtype=np.float32)
     most = x.max(-1, keepdims=True)
@@ -140,9 +140,9 @@ def stderr(values: Floats) -> float:
 def slope(
     index: Sequence[ArrayLike], groups: Sequence[ArrayLike], *, draws: int = 10_000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Return the least-squares slope of values over an index, and both ends of its 95 % interval over drawn prompts.
+    """Return the least-squares slope of values over an index, and both ends of its 95 % interval.
 
-    All are NaN if all values have the same index.
+    The interval is from a bootstrap over prompts. All three numbers are NaN if all values have the same index.
 
     Args:
         index: the index of each value, for example the number of tokens decoded before it, one array per prompt.
@@ -188,7 +188,7 @@ def flips(base: Sequence[bool | int], candidate: Sequence[bool | int]) -> dict[s
 
 
 def mcnemar(lost: int, won: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test: is a split of `lost` to `won` changes more than chance?"""
+    """Return the two-sided p-value of McNemar's exact test that `lost` and `won` changes are equally likely."""
     total = lost + won
     if not total:
         return 1.0
@@ -226,7 +226,7 @@ def by_position(positions: Positions, index: Sequence[int] | NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Divergence:
-    """The point at which two greedy answers to one prompt part.
+    """The first difference between two greedy answers to one prompt.
 
     `compared` is the number of tokens that were compared.
 

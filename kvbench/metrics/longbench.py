@@ -105,7 +105,7 @@ def base_name(dataset: str) -> str:
 
 
 def unanswerable(dataset: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> str | None:
-    """Return the fault of a record against which no prediction can score above 0; None if the record has no such fault.
+    """Return why no prediction can score above 0 for a record; None if a prediction can.
 
     For example, the list of answers is empty, or the data set is scored by class and no answer is one of the classes.
     """

@@ -54,5 +54,5 @@ def drawn(groups: Sequence[ArrayLike], level: float | None = None, *, draws: int
 
 
 def picked(groups: int, draws: int, seed: int) -> NDArray[np.int64]:
-    """Return which of so many groups each draw contains, ``[draws, groups]``; equal arguments give equal draws."""
+    """Return the indices of the groups in each draw, ``[draws, groups]``; equal arguments give equal draws."""
     return np.random.default_rng(seed).integers(0, groups, size=(draws, groups))

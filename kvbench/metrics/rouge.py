@@ -44,8 +44,8 @@ class RougeL:
 def rouge_l(prediction: str, reference: str) -> RougeL:
     """Return the summary-level ROUGE-L of a prediction against one reference.
 
-    If one of the texts is empty or consists only of full stops, all three scores are 0, as LongBench's code makes of
-    the error that the package raises.
+    If one of the texts is empty or consists only of full stops, all three scores are 0, as in LongBench's code, which
+    catches the error of the package.
     """
     predicted, wanted = _sentences(prediction), _sentences(reference)
     if not predicted or not wanted:

@@ -1,6 +1,4 @@
-"""Scores of RULER: references found in an answer, the effective length, means weighted by length, figures of a run.
-
-The figures of a run are over tasks and lengths.
+"""Scores of RULER: references found in an answer, the effective length, and means over tasks and lengths.
 
 Source: NVIDIA/RULER c3f5e3b, scripts/eval; Hsieh et al. 2024, sec. 4.
 """

@@ -28,9 +28,9 @@ def contains(prediction: str, answers: Iterable[str]) -> float:
 def matched(prediction: str, answers: Sequence[str], pattern: str) -> float:
     """Extract the answer from a prediction by a regular expression, and return 1.0 if it is right, else 0.0.
 
-    It is right if it equals one of the reference answers after :func:`normalise`. What is compared is the text of the
-    pattern's one group in its first match. The pattern is applied to the reference answers too; one that it does not
-    match is compared as a whole. If it does not match the prediction, the score is 0.0.
+    The extracted answer is the text of the pattern's one group in its first match; without a match, the score is 0.0.
+    It is right if it equals a reference answer after :func:`normalise`. The pattern is applied to the reference answers
+    too; a reference that it does not match is compared as a whole.
     """
     expression = re.compile(pattern)
     match = expression.search(prediction)

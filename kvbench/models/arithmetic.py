@@ -1,7 +1,7 @@
-"""The two dtypes of a model: that in which its caches store, and that in which the machine computes.
+"""The two dtypes of a model: the one in which its caches store, and the one in which the machine computes.
 
 Storage (``model.dtype``) decides what full-precision keys and values, scales and the bill are, so it must not depend on
-the machine. The dtype of the arithmetic (``runtime.arithmetic``) is the machine's affair: a CPU without instructions
+the machine. The dtype of the arithmetic (``runtime.arithmetic``) may depend on the machine: a CPU without instructions
 for 16-bit products takes three to six times as long for them as for float32, so there weights, activations and queries
 are in float32, and only what the cache stores is rounded to 16 bits.
 """
@@ -55,7 +55,7 @@ class Dtypes:
         storage: dtype of what its caches store in full precision.
         usual: the storage of ``model.dtype=auto``: the checkpoint's own dtype if it has 16 bits, else bfloat16.
         arithmetic: dtype of weights and activations.
-        slower: why the arithmetic has 16 bits where float32 would be faster; empty if it would not be.
+        slower: why the model computes in 16 bits although float32 would be faster; empty if float32 is not faster.
     """
 
     storage: torch.dtype
@@ -132,7 +132,8 @@ def _drawn(config: Any) -> int:
 def _too_large(count: int, limit_gb: float | None) -> str:
     """Return why weights stay in 16 bits although float32 would be faster; empty if they fit in float32.
 
-    A `count` of 0 weights means that it is not known, and is taken to fit. The limit is in GiB; None for no limit.
+    A `count` of 0 means that the number of weights is unknown; they are then assumed to fit. The limit is in GiB; None
+    for no limit.
     """
     needed = 4 * count
     rooms = [free_memory(), None if limit_gb is None else limit_gb * 2**30]
@@ -193,7 +194,7 @@ def _float32_speed_up(storage: torch.dtype) -> float:
 
 
 def _read_speeds(file: Path) -> dict[str, float]:
-    """Return the stored results; those of a damaged file are forgotten."""
+    """Return the stored results; empty if the file is missing or damaged."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         return {key: float(ratio) for key, ratio in known.items()}

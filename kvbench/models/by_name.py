@@ -1,6 +1,6 @@
 """Models by name: the configuration group `model` for a preset, a repository on the hub, or a folder.
 
-A preset that loads another checkpoint gets that one's name, context length and chat template.
+A preset that is pointed to another checkpoint takes the name, context length and chat template of this checkpoint.
 
 ``model=llama2-7b model.path=DIR`` runs the checkpoint in DIR, so its name, context length and chat template come from
 DIR. Values that the user sets take precedence. If the checkpoint has the architecture of the preset, the preset's
@@ -125,7 +125,10 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
 
 
 def _label_folder(model: Mapping[str, Any]) -> Path | None:
-    """Return a folder with the checkpoint's small files (`path`, or the hub's cache, fetched if necessary), or None."""
+    """Return a folder with the checkpoint's small files, `path` or one in the hub's cache; fetch them if necessary.
+
+    None if there are no such files.
+    """
     if model.get("path") is not None:
         path = str(model["path"])
         folder = converted(Path(path).expanduser()) if _is_gguf_file(path) else local_folder(path)

@@ -25,7 +25,7 @@ JSON_LIMIT = 1 << 30
 class DamagedFile(ModelError):
     """Error for a file of a checkpoint that cannot be read or contains impossible values.
 
-    The problem is a verb phrase, for example ``is a folder, not a file``; the hint, advice, ends the message.
+    `problem` is a verb phrase, for example ``is a folder, not a file``. `hint` is advice at the end of the message.
     """
 
     def __init__(self, file: Path, problem: str, hint: str = "copy or download the checkpoint's file again") -> None:
@@ -225,7 +225,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_numbers(numbers: Mapping[str, Any], file: Path) -> None:
-    """Raise DamagedFile if ``config.json`` contains a size that no model can have, or a ``model_type`` that is no text.
+    """Raise DamagedFile if ``config.json`` contains a size that no model can have, or its ``model_type`` is not text.
 
     A size must be an integer within its bounds (:data:`LIMITS`), and the number of KV heads must divide the number of
     query heads.

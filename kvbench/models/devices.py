@@ -1,4 +1,4 @@
-"""The devices of a model: one, several in this process, or one per process of a tensor-parallel team."""
+"""Choice of a model's devices: one, several in this process, or one per process of a tensor-parallel team."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Runtime(Protocol):
 
 
 def join_team(runtime: Runtime) -> Team | None:
-    """Join the processes that each hold a part of the model (``runtime.tensor_parallel``); None if that is not set.
+    """Join the processes that each hold a part of the model, and return their team; None without ``tensor_parallel``.
 
     Raises:
         ConfigError: torchrun did not start this process, or there are fewer GPUs than processes.

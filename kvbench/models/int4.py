@@ -192,7 +192,7 @@ def detach(model: nn.Module) -> None:
 
 
 def head(model: nn.Module) -> list[tuple[nn.Module, str, str, nn.Linear]]:
-    """Return the linear layer of a model's output head, as a list of one; empty if it has no weights in full precision.
+    """Return the linear layer of a model's output head as a list of one; empty if it lacks full-precision weights.
 
     Returns:
         The module that contains the layer, the layer's name in that module, its name in the model, and the layer. The
@@ -220,7 +220,7 @@ def nbytes(model: nn.Module) -> int:
 
 
 def own_layers(model: nn.Module) -> dict[str, Int4Linear]:
-    """Return the layers whose own weights have 4 bits, by name; those with additional weights for drafting are not."""
+    """Return by name the layers whose own weights have 4 bits; 4-bit weights only for drafting do not count."""
     drafts = {id(module.draft) for module in model.modules() if isinstance(module, DraftLinear)}
     return {
         name: module
@@ -235,7 +235,7 @@ def own_head(model: nn.Module) -> bool:
 
 
 def int4_description(model: nn.Module) -> dict[str, Any] | None:
-    """Return the content of :class:`kvbench.results.record_machine.Weights` for weights in 4 bits; None without any."""
+    """Return the fields of :class:`kvbench.results.record_machine.Weights`; None if the model has no 4-bit weights."""
     layers = own_layers(model).values()
     if not layers:
         return None

@@ -1,6 +1,6 @@
 """The types of a model's layers as its ``config.json`` lists or implies them, and the bytes of their states. No torch.
 
-Whether kvbench supports a model with such layers is decided by its transformers configuration.
+The transformers configuration decides whether kvbench supports a model with such layers.
 
 The shapes of states are those of transformers' own layers: the last inputs of a convolution in the model's dtype, and a
 recurrent state in fp32.
@@ -140,8 +140,8 @@ OTHER = {
 def unserved(config: Any, architecture: str = "") -> str:
     """Return why kvbench does not support a model, or an empty string if its configuration shows no reason.
 
-    `config` is a transformers config, or the content of a ``config.json``. The message names the model's class: that in
-    the configuration, if `architecture` is empty.
+    `config` is a transformers config, or the content of a ``config.json``. The message names the model's class,
+    `architecture`; if that is empty, the class in the configuration.
     """
     if not isinstance(config, Mapping) and hasattr(config, "get_text_config"):
         config = config.get_text_config(decoder=True)

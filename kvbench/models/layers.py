@@ -15,13 +15,14 @@ RESTARTING = frozenset({"jamba"})
 
 @dataclass(frozen=True)
 class LayerKind:
-    """The state that one layer keeps of earlier tokens.
+    """What one layer stores of earlier tokens: keys and values, states of fixed size, both, or nothing.
 
     Args:
         attends: True if it keeps keys and values.
         window: its sliding window in tokens; None if it has none.
         states: number of states of fixed size that it keeps, 0 for plain attention.
-        one_by_one: True if the state is wrong after a pass over several tokens, unless that pass was the first.
+        one_by_one: True if tokens after the first pass must come one at a time, because the layer's state would be
+            wrong after a pass over several.
     """
 
     attends: bool = True

@@ -117,8 +117,8 @@ __all__ = ["LoadedModel", "Shape", "load_model", "load_tokenizer", "resolve_devi
 class Shape:
     """The dimensions of a model on which the size of its KV cache depends.
 
-    `model_type` is transformers' name of the architecture, for example ``llama``. `layers` counts those with keys and
-    values, `heads` the query heads of a layer.
+    `model_type` is transformers' name of the architecture, for example ``llama``. `layers` counts only layers with keys
+    and values.
     """
 
     model_type: str
@@ -178,7 +178,7 @@ class LoadedModel:
 
 
 def load_model(model: ModelConfig, runtime: Runtime) -> LoadedModel:
-    """Load a model, whose configuration has been checked, and its tokenizer onto the devices that `runtime` names.
+    """Load a model and its tokenizer onto the devices that `runtime` names; the configuration must have been checked.
 
     Raises:
         ModelError: the weights are unavailable or damaged, transformers cannot load them, kvbench does not support the
@@ -259,9 +259,9 @@ def shape_of(config: Any) -> Shape:
 
 
 def _random(model: ModelConfig, devices: Sequence[torch.device], runtime: Runtime) -> tuple[Any, Dtypes]:
-    """Return a model with random weights on `devices`; each rank of a team draws all weights and keeps its slices.
+    """Return a model with random weights on `devices`; each rank of a team draws all weights, then keeps its slices.
 
-    The weights are drawn in the storage dtype, so that they do not depend on the arithmetic.
+    The weights are drawn in the storage dtype, so that they do not depend on ``runtime.arithmetic``.
     """
     from kvbench.models.arithmetic import dtypes
 

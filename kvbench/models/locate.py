@@ -1,6 +1,6 @@
-"""Location of a model's weights without importing torch, in under two seconds, and their download from the hub.
+"""Search for a model's weights without importing torch, in under two seconds, and their download from the hub.
 
-Without this check, an unreachable hub costs half a minute of retries per file. To locate weights downloads none.
+Without the search, an unreachable hub costs half a minute of retries per file. The search downloads no weights.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Description(NamedTuple):
 
     Args:
         folder: folder in the hub's cache with the files; None if they could not be downloaded.
-        problem: why they could not, else empty.
+        problem: why the files could not be downloaded; empty if they were.
     """
 
     folder: Path | None
@@ -208,7 +208,7 @@ def _typed_model(model: ModelConfig) -> str:
 
 
 def remedies() -> str:
-    """Return the hint of messages about unavailable weights: which overrides select other weights."""
+    """Return the hint for messages about unavailable weights; it lists the overrides that select other weights."""
     return (
         "set model.path=DIR (a folder with the weights), model.weights=random (the real architecture "
         "without a download) "

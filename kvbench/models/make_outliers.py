@@ -1,4 +1,4 @@
-"""Outliers on purpose: channels of keys or values that are larger than the rest, in a model that computes the same.
+"""Artificial outliers: makes channels of keys or values larger than the rest, in a model that computes the same.
 
 Large models have key channels far above the others, which decide what a format can store; small ones do not.
 Multiplying the rows of W_K that make a pair of RoPE channels by a factor, and dividing those rows of W_Q by it for each
@@ -40,8 +40,8 @@ def make_outliers(name: str, model: PreTrainedModel, chosen: Outliers) -> None:
     """Scale the weights of a model in place; `name` is the model's, for messages.
 
     Raises:
-        ModelError: the model's keys are normed after their projection, its RoPE pairs other channels, or its weights
-            are quantized.
+        ModelError: the model normalizes keys after their projection, its RoPE pairs other channels, or its weights are
+            quantized.
         ConfigError: the model lacks a layer or has fewer channels.
     """
     text = model.config.get_text_config(decoder=True)
@@ -71,10 +71,10 @@ def make_outliers(name: str, model: PreTrainedModel, chosen: Outliers) -> None:
 
 
 def _parts(name: str, module: nn.Module, queries: int, keys: int) -> dict[str, list[Tensor]]:
-    """Return the weights and biases of an attention layer whose first dimension are channels, by ``q``, ``k``, ``v``.
+    """Return views of an attention layer's weights and biases, by ``q``, ``k``, ``v``, ``o``, with channels first.
 
-    Those of ``o`` are its weight's columns. Views of them: scaling a view scales the weights. `queries` and `keys` are
-    the numbers of channels of all query heads and of all KV heads.
+    For ``o`` the channels are the weight's columns. Scaling a view scales the weights. `queries` and `keys` are the
+    numbers of channels of all query heads and of all KV heads.
     """
     fused = getattr(module, "qkv_proj", None)
     linears = {letter: getattr(module, f"{letter}_proj", None) for letter in "qkvo"} if fused is None else {}
@@ -95,7 +95,7 @@ def _rows(linear: Any) -> list[Tensor]:
 
 
 def _scale(rows: list[Tensor], channels: list[int], size: int, factor: float) -> None:
-    """Multiply channels of each head by a factor, in tensors whose first dimension are the channels of all heads."""
+    """Multiply channels of each head by a factor, in tensors whose first dimension is the channels of all heads."""
     for tensor in rows:
         tensor.unflatten(0, (-1, size))[:, channels] *= factor
 

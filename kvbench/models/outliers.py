@@ -30,8 +30,9 @@ class Outliers:
     Args:
         side: ``keys`` or ``values``.
         layers: ``all``, ``ends`` (the first and the last), or indices joined by plus signs; -1 is the last.
-        pairs: pairs of RoPE channels per KV head, spread evenly over its pairs. Of values, as many pairs of channels.
-        factor: how many times larger they become.
+        pairs: number of pairs of RoPE channels per KV head, spread evenly over the head. For values, twice as many
+            single channels.
+        factor: number by which these channels are multiplied.
     """
 
     side: str
@@ -53,8 +54,8 @@ class Outliers:
         """Return the channels of one head that become larger.
 
         Args:
-            rotary: channels that RoPE turns; the first of a pair lies in the first half of them.
-            count: all channels of a head, which values choose from.
+            rotary: number of channels to which RoPE is applied; the first of a pair lies in the first half of them.
+            count: number of all channels of a head, from which those of values are chosen.
         """
         half = (rotary if self.side == "keys" else count) // 2
         if self.pairs > half:
@@ -75,7 +76,7 @@ def outliers(text: str) -> Outliers | None:
     """Read a value of ``model.outliers``, such as ``first_last`` or ``keys:layers:0+29:factor:16``; None for ``none``.
 
     Raises:
-        ConfigError: it names no preset, or an option is wrong.
+        ConfigError: the text does not begin with a preset, or an option is wrong.
     """
     name, *options = text.split(":")
     pairs = list(zip(options[::2], options[1::2], strict=False))
@@ -95,7 +96,7 @@ def outliers(text: str) -> Outliers | None:
 
 
 def _option(key: str, value: str) -> dict[str, Any]:
-    """Return an option by name, as its type; raise ValueError if it is unknown or out of bounds."""
+    """Return ``{key: value}``, the value converted to its type; raise ValueError if it is unknown or out of bounds."""
     if key == "side" and value in ("keys", "values"):
         return {key: value}
     if key == "layers" and (value in ("all", "ends") or all(-4096 <= int(part) < 4096 for part in value.split("+"))):
@@ -108,7 +109,7 @@ def _option(key: str, value: str) -> dict[str, Any]:
 
 
 def written(chosen: Outliers) -> str:
-    """Return the shortest text that means these outliers: the same for every way of typing them."""
+    """Return the shortest value of ``model.outliers`` that means these outliers, whichever way they were typed."""
 
     def options(preset: Outliers) -> list[str]:
         pairs = [(key, value) for key, value in vars(chosen).items() if value != vars(preset)[key]]
@@ -119,7 +120,7 @@ def written(chosen: Outliers) -> str:
 
 
 def named(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration group `model` with its outliers in its name, so that no row lacks them.
+    """Return the configuration group `model` with its outliers appended to its name, so that every row shows them.
 
     Raises:
         ConfigError: ``model.outliers`` is wrong.

@@ -1,8 +1,8 @@
-"""One loaded model for successive runs of a process, so that a sweep loads a model once for all of its methods.
+"""Sharing of one loaded model by successive runs of a process, so that a sweep loads it once for all methods.
 
 Sharing must be switched on (:func:`sharing`). A model stays loaded until a run needs another one, or :func:`free` is
-called. Every user must return it as it was: if a run has changed anything about the model (a weight, a buffer, a hook,
-a class, its configuration), the model is discarded, and the next run loads it anew.
+called. Every run must return it unchanged: if a run has changed anything about the model (a weight, a buffer, a hook, a
+class, its configuration), the model is discarded, and the next run loads it anew.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class LimitedRuntime(Runtime, Protocol):
 
 @dataclass
 class _Shelf:
-    """The shared model.
+    """The shared model, with what identifies it and the number of its users.
 
     Args:
         key: what determines the model: its configuration, the content of its files, and its devices.
-        state: what its users must leave unchanged (:func:`model_state`).
+        state: values that its users must leave unchanged (:func:`model_state`).
         arithmetic: value of ``runtime.arithmetic`` with which it was loaded.
         users: number of runs that use it now.
     """
@@ -51,7 +51,10 @@ class _Shelf:
     users: int = 0
 
     def serves(self, key: str, arithmetic: str) -> bool:
-        """Return True if this is the model of a key, and computes as a run asks; a run may name what ``auto`` chose."""
+        """Return True if this model has the key and computes in the dtype that a run asks for.
+
+        A run may also name the dtype that ``auto`` has chosen.
+        """
         dtypes = {"storage": self.loaded.storage, "float32": "torch.float32"}
         same = str(dtypes.get(arithmetic)) == str(self.loaded.dtype)
         return self.key == key and (self.arithmetic == arithmetic or same)
@@ -73,7 +76,7 @@ def sharing() -> Iterator[None]:
 
 
 def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any], LoadedModel]) -> LoadedModel:
-    """Return a loaded model: the shared one if it is the same, else a new one; then pass it to :func:`give_back`.
+    """Return the shared model if it is the requested one, else a new one; the caller ends its use by :func:`give_back`.
 
     A new one, from `load` (:func:`kvbench.models.load.load_model`), becomes the shared model, and the previous one is
     freed before it is loaded. Nothing is shared outside of :func:`sharing`, with tensor parallelism, or with a limit on
@@ -97,9 +100,9 @@ def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any],
 
 
 def give_back(loaded: LoadedModel) -> None:
-    """Return a model that :func:`take` has lent, after all of kvbench's own changes to it have been undone.
+    """End the use of a model from :func:`take`; the caller must have undone all of kvbench's own changes to it.
 
-    If it has been changed all the same, the last user's return frees it.
+    If it differs from its state when it was loaded, it is freed once no run uses it any more.
     """
     if _shelf is None or _shelf.loaded is not loaded:
         return

@@ -1,4 +1,4 @@
-"""The data of the page: all runs, what they differ in, the papers' items that they belong to, pairs of runs, sweeps.
+"""The data of the report page: all runs, how they differ, the papers' items that they belong to, pairs, sweeps.
 
 A sweep is shown with all its jobs and their states, whether or not they have a run yet.
 """
@@ -37,7 +37,7 @@ class FollowedSweep:
         self._known: tuple[Any, list[Progress]] | None = None
 
     def signature(self) -> Any:
-        """Return a value that changes when a file of the sweep does, or when the process that drives it ends."""
+        """Return a value that changes when a file of the sweep changes or the process that starts its jobs ends."""
         stamps = []
         with os.scandir(self.sweep.folder) as entries:
             for entry in entries:
@@ -49,7 +49,7 @@ class FollowedSweep:
         return sorted(stamps), self.sweep.driven()
 
     def progress(self) -> Sequence[Progress]:
-        """Return how far each job is."""
+        """Return the state of each job."""
         signature = self.signature()
         if self._known is None or self._known[0] != signature:
             self._known = signature, self.sweep.progress()
@@ -60,7 +60,7 @@ class FollowedSweep:
         return {entry.run_id for entry in self.progress() if entry.run_id is not None}
 
     def data(self) -> dict[str, Any]:
-        """Return the sweep for the page.
+        """Return the data of the sweep for the page.
 
         ``driven`` says whether the process that starts its jobs still runs. ``jobs`` has for each job ``[number from 1,
         label, state, run id, status, command, message]`` without the unknown values at the end. Further keys are
@@ -102,10 +102,10 @@ Read = Callable[[RunStore], Entry | None]
 
 @dataclass(frozen=True)
 class _Known:
-    """What has been read of a run.
+    """Data read from the files of one run.
 
     Args:
-        signature: that of its files at that time.
+        signature: signature of the files when they were read (:func:`_signature`).
         entry: the run; None if it cannot be shown.
         figures, answers: its figures, and which answers are right (:func:`kvbench.page.runs.page_summary`).
         settings: its settings by dotted key.
@@ -120,7 +120,7 @@ class _Known:
 
 @dataclass
 class Report:
-    """The data of a report; what has been read of a run is kept until its files change.
+    """The data of a report; data read from a run's files are cached until the files change.
 
     Args:
         find: function that returns the stores of the runs to show.
@@ -186,7 +186,7 @@ class Report:
         }
 
     def signature(self) -> Any:
-        """Return a value that changes when a run or the sweep's folder does."""
+        """Return a value that changes when a file of a run or of the sweep changes."""
         runs = tuple((store.run_id, _signature(store)) for store in self.find())
         return runs if self.sweep is None else (self.sweep.signature(), runs)
 
@@ -194,7 +194,7 @@ class Report:
         return [differing_samples(entries[a], entries[b]) for a, b in self.pairs if a in entries and b in entries]
 
     def _of(self, store: RunStore) -> _Known:
-        """Return what is known of a run, read again if its files have changed."""
+        """Return the data of a run; read them again if its files have changed."""
         signature = _signature(store)
         known = self._known.get(store.run_id)
         if known is None or known.signature != signature:
@@ -213,7 +213,7 @@ class Report:
 
 
 def _signature(store: RunStore) -> tuple[Any, ...]:
-    """Return a value that changes when a file of the run does."""
+    """Return a value that changes when a file of the run changes."""
     stamps: list[Any] = []
     for name in _FILES:
         try:

@@ -84,9 +84,9 @@ def write_plots(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]
 
 
 def largest(runs: Sequence[Run]) -> tuple[str, list[Run]]:
-    """Return the first half of the ids, and the finished runs, of the largest group of comparable runs.
+    """Return the largest group of comparable runs: the first half of their ids, and those that are finished.
 
-    Runs with a score or a perplexity count first.
+    Only runs with a score or a perplexity count for the size, unless there are none.
     """
     finished = [run for run in runs if run["status"] in DONE]
     judged = [run for run in finished if _quality(run) is not None] or finished
@@ -97,7 +97,7 @@ def largest(runs: Sequence[Run]) -> tuple[str, list[Run]]:
 
 
 def most(runs: Sequence[Run], key: str) -> tuple[str, list[Run]]:
-    """Return the first half of the ids, and the runs, of the largest group with a figure, such as ``points``."""
+    """Return the largest group of comparable runs with a figure, such as ``points``: half of the ids, and the runs."""
     having = [run for run in runs if run.get(key) and run["status"] in DONE]
     if not having:
         return "", []
@@ -108,7 +108,7 @@ def most(runs: Sequence[Run], key: str) -> tuple[str, list[Run]]:
 def _draw_points(
     runs: Sequence[Run], place: int, unit: float, label: str, styles: Mapping[str, Mapping[str, str]], pyplot: Any
 ) -> Any:
-    """Draw a figure of points over the prompt length, at the batch size with most of them: a line per run."""
+    """Draw a figure of measured points over the prompt length, a line per run, at the batch size with most points."""
     known = [point for run in runs for point in run["points"] if len(point) > place and point[place]]
     if not known:
         return None
@@ -142,9 +142,9 @@ def _scatter(
     pyplot: Any,
     of: str = "",
 ) -> Any:
-    """Draw what runs are judged by against a cost, with error bars and the Pareto front.
+    """Draw the quality of runs against a cost, with error bars and the Pareto front.
 
-    That is the score or the perplexity, or the KL divergence (`of` is ``kl``) of those that have one above 0.
+    The quality is the score or the perplexity; if `of` is ``kl``, the KL divergence, of runs with one above 0.
     """
     judged = _divergence_point if of else lambda run: (_quality(run), _score_error(run))
     points = [
@@ -267,7 +267,7 @@ def _score_error(run: Run) -> float | None:
 
 
 def _divergence_point(run: Run) -> tuple[float | None, list[list[float]] | None]:
-    """Return the KL divergence of a run, None for 0, and how far its interval reaches down and up."""
+    """Return the KL divergence of a run, None if it is 0, and the distances from it to both ends of its interval."""
     mean, ends = run["kl"][0], run["kl"][4:6]
     return mean or None, [[mean - ends[0]], [ends[1] - mean]] if ends and None not in ends else None
 

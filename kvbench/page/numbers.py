@@ -1,4 +1,4 @@
-"""Numbers, texts and distributions in a form that fits into JSON, into few bytes, and into a page."""
+"""Conversion of numbers, texts and distributions to short values for the JSON of the report page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shorten_middle(text: Any, longest: int = LONGEST) -> str:
 
 
 def whole_or_empty(text: str, longest: int) -> str:
-    """Return a text that is useless when shortened, such as a command; empty if it is longer than `longest`."""
+    """Return a text unshortened; an empty text if it is longer than `longest`. For texts such as commands."""
     return text if len(text) <= longest else ""
 
 
@@ -73,7 +73,7 @@ def encoded(data: Any) -> str:
     the element that holds the data. Lone surrogates become escapes too.
 
     Raises:
-        ValueError: a number is NaN or infinite (:func:`short_number` and :func:`json_value` leave none).
+        ValueError: a number is NaN or infinite (:func:`short_number` and :func:`json_value` never return one).
     """
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

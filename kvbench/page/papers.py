@@ -22,9 +22,9 @@ DIGITS = 4
 def items(folder: Path, runs: Set[str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the papers' items that have a number or a claim, those with a run of the report first.
 
-    They are in files ``<paper>/<item>/cells.json`` or ``<paper>/<item>/<variant>/cells.json`` of the folder, which
-    ``python -m experiments`` writes. Messages about files that are damaged or no longer fit are returned too. `runs`
-    are the ids of the report's runs.
+    ``python -m experiments`` writes them to files ``<paper>/<item>/cells.json`` or
+    ``<paper>/<item>/<variant>/cells.json`` in the folder. The second result is messages about files that are not such
+    tables, and about items left out for the page's size. `runs` are the ids of the report's runs.
     """
     chosen: list[dict[str, Any]] = []
     notes: list[str] = []
@@ -99,7 +99,7 @@ def _item(content: Mapping[str, Any], variant: str, runs: Set[str]) -> dict[str,
 
 
 def _paper_reach(entry: Mapping[str, Any], low: str, high: str) -> float | None:
-    """Return the distance from our number to the farther end of its interval; its error in files without intervals."""
+    """Return the distance from our number to the farther end of its interval; without one, its standard error."""
     if entry.get("ours") is None or entry.get(low) is None or entry.get(high) is None:
         return entry.get("stderr")
     return max(entry["ours"] - entry[low], entry[high] - entry["ours"])
@@ -129,9 +129,9 @@ MOST = 60
 
 
 def board(folder: Path) -> list[list[Any]]:
-    """Return the settings of the leaderboard; empty if the folder of results does not have one.
+    """Return the settings of the leaderboard, one list each; empty if the folder has no leaderboard.
 
-    Each is ``[name, method, command, score, its reach, samples, difference from fp16, its reach, KV bytes, fp16's
+    Each list is ``[name, method, command, score, its reach, samples, difference from fp16, its reach, KV bytes, fp16's
     bytes, device]``. A reach is the distance to the farther end of the 95 % interval.
     """
     try:

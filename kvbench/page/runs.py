@@ -1,4 +1,4 @@
-"""The figures of a run in the compact form in which the page holds them."""
+"""The figures of a run in the compact form that the report page uses."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Entry:
     """One run of the report.
 
     Args:
-        metrics: content of its `metrics.json`, with ``status`` and ``older`` for the present code. For a run without a
-            valid one: the same keys with what is known so far, and the status ``unfinished``.
+        metrics: content of its `metrics.json`, with ``status`` and ``older`` for the present code. If a run has no
+            valid `metrics.json`: the same keys with what is known so far, and the status ``unfinished``.
         config: content of its `config.yaml`; empty if it cannot be read.
-        command: the command that starts the run again; empty if its configuration cannot be read.
+        command: the command that repeats the run; empty if its configuration cannot be read.
         changes: the settings in which the run differs from its presets, by dotted key.
     """
 
@@ -51,7 +51,7 @@ TASK_DIGITS = 4
 
 
 def page_summary(entry: Entry) -> tuple[dict[str, Any], dict[str, bool]]:
-    """Return the figures of a run for the page, and by the id of each sample with a score, whether the score is 1.
+    """Return the figures of a run for the page, and for each sample id with a score whether the score is 1.
 
     Reads the run's samples: for the distributions of times, for the answers, and for the scores of a run that has not
     finished. The figures have short keys, which `assets/data.js` explains; absent keys stand for unknown values.
@@ -82,8 +82,8 @@ def flips(answers: Mapping[str, bool], base: Mapping[str, bool]) -> list[Any]:
     Both arguments say, by the id of each sample, whether the answer is right.
 
     Returns:
-        The number of answers that are wrong where fp16's are right, that of the opposite, that of all answers that both
-        runs have, and the ends of the interval of the share that flipped; empty if both have no answer.
+        The numbers of samples that only fp16 has right, that only this run has right, and that both runs have, and the
+        ends of the interval of the share that flipped; empty if the runs have no sample in common.
     """
     common = answers.keys() & base.keys()
     lost, won = (sum(one[name] > other[name] for name in common) for one, other in ((base, answers), (answers, base)))
@@ -97,7 +97,10 @@ def _right(rows: Iterable[Row]) -> dict[str, bool]:
 
 
 def _score_figures(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return score, samples, and difference from fp16; behind both numbers the farther end of their 95 % intervals."""
+    """Return score, its reach, samples, difference from fp16, and its reach.
+
+    A reach is the distance from the number to the farther end of its 95 % interval.
+    """
     pair, score = entry.get("vs_fp16") or {}, entry.get("score")
     reached = intervals.interval_reach(score, aggregate.interval_of(entry))
     apart = intervals.interval_reach(pair["diff"], aggregate.pair_interval(score, pair)) if pair else None
@@ -112,7 +115,7 @@ def _of_perplexity(text: Mapping[str, Any]) -> float | None:
 
 
 def partial(metrics: Mapping[str, Any], rows: list[Row]) -> dict[str, Any]:
-    """Return the metrics of an unfinished run with the figures of the samples that are done."""
+    """Return the metrics of an unfinished run, with figures computed from the samples that are done."""
     try:
         scores = aggregate.scores(rows)
         timings = aggregate.timings(rows)
@@ -154,7 +157,7 @@ def _identity(entry: Entry, metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _environment(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run recorded about its machine, by dotted key, whatever that is: device, dtype, packages, load."""
+    """Return what a run recorded about its machine, by dotted key: device, dtype, packages, load and so on."""
     facts: dict[str, Any] = {}
     for key, value in known.items():
         parts = value.items() if isinstance(value, Mapping) else [(None, value)]

@@ -85,8 +85,9 @@ PORT = 8765
 class Server(ThreadingHTTPServer):
     """HTTP server of a report, reachable from this machine only.
 
-    ``/`` is the page, ``/data.json`` its data. ``/data.json?mark=MARK`` answers 204 as long as the data have the mark
-    that the header ``X-Mark`` named. The files of the runs are read again when they change. Port 0 is any free one.
+    ``/`` is the page, ``/data.json`` its data. ``/data.json?mark=MARK`` answers 204 as long as the data are unchanged
+    since the answer whose header ``X-Mark`` was MARK. The files of the runs are read again when they change. Port 0
+    stands for any free port.
 
     Raises:
         KvbenchError: the port cannot be used.
@@ -112,7 +113,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def current(self) -> tuple[dict[str, Any], str]:
-        """Return the present data and their mark, which changes with them; computed anew only if a file has changed."""
+        """Return the current data, computed again if a file has changed, and their mark, which changes with them."""
         with self._lock:
             signature = self.report.signature()
             if self._known is None or self._known[0] != signature:
@@ -159,14 +160,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def handle(self) -> None:
-        """Answer a client; one that has closed its connection early is no error."""
+        """Answer a client; ignore the error of a client that has closed its connection early."""
         with suppress(ConnectionError):
             super().handle()
 
     def finish(self) -> None:
-        """Close the connection, as :meth:`handle`."""
+        """Close the connection; ignore errors as :meth:`handle` does."""
         with suppress(ConnectionError):
             super().finish()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Show nothing: the page asks for new data every two seconds."""
+        """Print no log line, because the page asks for new data every two seconds."""

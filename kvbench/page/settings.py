@@ -44,7 +44,7 @@ def flat(entry: Entry) -> dict[str, Any]:
 
 
 def choices(entry: Entry) -> dict[str, str]:
-    """Return the choices of a run that its name, model and data columns show, by group."""
+    """Return by group the presets that a run chose, which its name and its columns for model and data set show."""
     config = entry.metrics["config"]
     label = str(entry.metrics["label"])
     return {
@@ -56,10 +56,10 @@ def choices(entry: Entry) -> dict[str, str]:
 
 
 def varying(settings: Sequence[Mapping[str, Any]], chosen: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the keys that differ between runs, the ones with which most runs are concerned first.
+    """Return the keys whose values differ between runs, the keys that most runs have first.
 
-    Keys of a method, quantizer or data set are compared among the runs that chose the same one. Each run has settings
-    (:func:`flat`) and choices (:func:`choices`).
+    Keys of a method, quantizer or data set are compared only among runs that chose the same method, quantizer or data
+    set. Each run has settings (:func:`flat`) and choices (:func:`choices`).
     """
     first: dict[tuple[str, str], Any] = {}
     counts: dict[str, int] = {}

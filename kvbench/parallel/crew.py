@@ -1,7 +1,7 @@
-"""Worker processes that take requests from one list; the request of a worker that dies goes to another one.
+"""Worker processes that take requests from one list; the request of a worker that dies goes to another worker.
 
 A worker is a fresh Python process, which can therefore have its own GPU and number of threads. It talks to its parent
-over one socket. Its end is noticed by the end of that connection, and a worker notices the end of its parent likewise.
+over one socket. If that connection closes, each side knows that the other has ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Worker:
     """A worker process as its parent sees it.
 
     Attributes:
-        number: place of the worker in the crew, which a process that replaces it gets too.
+        number: index of the worker in the crew; a process that replaces the worker gets the same number.
         ready: True once the worker has loaded what it needs.
         request: index of the request that it works on; None if it is idle.
     """
@@ -84,7 +84,7 @@ class Crew:
             the largest number of workers; processes are started when there is something to do for them.
 
     Attributes:
-        facts: for each worker that was ready, by its number, what it said about itself.
+        facts: by worker number, the ``facts`` of each worker that has become ready.
     """
 
     def __init__(self, server: str, argument: Any, environments: Sequence[Mapping[str, str]]) -> None:
@@ -122,7 +122,7 @@ class Crew:
 
         Raises:
             WorkerDiedError: :data:`DEATHS` workers have died one after the other, or with the same request.
-            Exception: a worker could not be set up; the exception is like its own.
+            Exception: a worker could not be set up; the exception has the name and message of the worker's.
         """
         self._waiting, self._requests = deque(enumerate(requests)), dict(enumerate(requests))
         self._tries.clear()
@@ -134,11 +134,11 @@ class Crew:
                 self._arrived.popleft()  # only now, so that an interruption loses no answer
 
     def stop(self) -> None:
-        """Hand out no more requests; :meth:`outcomes` ends with the answers to those that workers have already."""
+        """Hand out no more requests; :meth:`outcomes` ends after the answers to those already handed out."""
         self._waiting.clear()
 
     def unseen(self) -> list[tuple[int, Any]]:
-        """Return the answers that have come but were not processed when :meth:`outcomes` was interrupted."""
+        """Return the answers that workers sent but :meth:`outcomes` did not yield because it was interrupted."""
         for worker in list(self._workers):
             with suppress(OSError, KvbenchError, EOFError):
                 if worker.ready and worker.connection.poll():
@@ -184,7 +184,7 @@ class Crew:
             self._arrived.append((index, rebuilt(content) if kind == "error" else content))
 
     def _lost(self, worker: _Worker) -> None:
-        """Put the request of a worker that has ended back in front of the others; raise after too many deaths."""
+        """Put the request of a worker that has ended first in the list; raise WorkerDiedError after too many deaths."""
         self._workers.remove(worker)
         how = worker.end()
         self._deaths += 1

@@ -1,4 +1,4 @@
-"""``python -m kvbench.parallel.crew_worker FD``: a process of a crew, and its exceptions as plain data."""
+"""``python -m kvbench.parallel.crew_worker FD``: runs one worker process of a crew, and sends exceptions as data."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def error_as_data(error: BaseException) -> dict[str, Any]:
 
 
 def rebuilt(failure: dict[str, Any]) -> Exception:
-    """Return an exception like one that a worker process raised, which :func:`error_as_data` describes.
+    """Return an exception for this process from the description of a worker's (:func:`error_as_data`).
 
-    Its class has the same name and is derived from KvbenchError and MemoryError if those describe the original, so that
-    it is shown, recorded and handled like an exception of this process.
+    Its class has the same name. It is derived from KvbenchError, from MemoryError, or from both if the original was
+    such an error, so that it is shown, recorded and handled like an exception of this process.
     """
     bases: list[type[Exception]] = []
     if failure["exit_code"] is not None:
@@ -49,7 +49,7 @@ def rebuilt(failure: dict[str, Any]) -> Exception:
 
 
 def main(descriptor: int) -> None:
-    """Set the server up, answer requests until the parent closes the connection, and end.
+    """Enter the server's context, and answer requests until the parent closes the connection.
 
     `descriptor` is the file descriptor of this process's end of the socket.
     """

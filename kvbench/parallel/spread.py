@@ -177,9 +177,9 @@ _mover: ContextVar[Mover] = ContextVar("kvbench_mover", default=moved)
 
 @contextmanager
 def moving(by: Mover) -> Iterator[None]:
-    """Let another function than :func:`moved` copy tensors between devices in forward passes of a ``with`` block.
+    """Copy tensors between devices by the function `by`, in place of :func:`moved`, inside a ``with`` block.
 
-    It is called once wherever a pass goes on to another device, with all tensors that are needed there.
+    It is called once whenever a forward pass goes on to another device, with all tensors that are needed there.
     """
     token = _mover.set(by)
     try:

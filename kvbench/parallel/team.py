@@ -2,8 +2,8 @@
 
 Tensors go through torch.distributed (NCCL on GPUs, gloo on CPUs). Samples, rows and errors, on which the ranks have to
 agree, go through torchrun's key-value store, not through collectives, because a rank that has run out of memory cannot
-take part in a collective. It reports its failure in the store; a watching thread in each of the other processes then
-ends that process, whose main thread may be waiting in a collective.
+take part in a collective. It reports its failure in the store; a watching thread in each other process then ends that
+process, because its main thread may be waiting in a collective.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Team:
     # -- failure ----------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other ranks that this one has failed for good, so that their processes end too.
+        """Tell the other ranks that this rank cannot continue, so that their processes end too.
 
         They report the class and the message of `error`, the exception that ended this rank.
         """

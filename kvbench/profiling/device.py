@@ -1,4 +1,4 @@
-"""This process's device: the vendor's name, a limit on its memory, and a guard against torch's switch from oneDNN."""
+"""A process's device: its product name, a limit on its memory, and a guard against torch's switch from oneDNN."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def device_name(device: torch.device | str) -> str | None:
 
 
 def identity(device: torch.device | str) -> tuple[str, int] | None:
-    """Return a name of a GPU that is the same in all processes, and its memory in bytes; None for other devices."""
+    """Return a GPU's identifier, the same in all processes, and its memory in bytes; None for other devices."""
     device = torch.device(device)
     if device.type != "cuda":
         return None

@@ -114,7 +114,7 @@ def prefill_work(shape: Shape, batch: int, context: int, width: int = 2) -> dict
 
 
 def bound(flops: float, moved_bytes: float, gpu: Gpu) -> Literal["memory", "compute"]:
-    """Tell whether a computation is memory-bound: its arithmetic intensity is below the GPU's ridge point.
+    """Return ``memory`` if a computation's arithmetic intensity is below the GPU's ridge point, else ``compute``.
 
     Source: QuantSpec, sec. 3.1.2.
     """
@@ -122,7 +122,7 @@ def bound(flops: float, moved_bytes: float, gpu: Gpu) -> Literal["memory", "comp
 
 
 def regime(linear_bytes: float, kv_bytes: float) -> Literal["weights", "both", "kv"]:
-    """Tell what to quantize for faster decoding: the weights, the KV cache, or both.
+    """Return what to quantize for faster decoding: the weights, the KV cache, or both.
 
     The rule is that of QuantSpec, end of sec. 3.1.2: whatever dominates the bytes that a decode step loads, by more
     than a factor of 2; else both.

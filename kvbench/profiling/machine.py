@@ -1,7 +1,6 @@
-"""The state of the machine around a measurement: clocks, power, temperature, processes, load, and energy used.
+"""The state of the machine during a measurement: GPU clocks, power, temperature and processes, CPU load, energy.
 
-Load is that of the processor, processes are those of others. The energy of a stretch of work is the difference of two
-readings of NVML's energy counter.
+The energy of a stretch of work is the difference of two readings of NVML's energy counter.
 
 The counter (``nvmlDeviceGetTotalEnergyConsumption``, Volta and later) counts the millijoules of the whole board since
 the driver was loaded. How often it is updated is not documented, so a stretch shorter than :data:`ENOUGH_S` has no
@@ -221,7 +220,7 @@ def machine_state(device: torch.device | str, library: Any = None) -> Record:
 
     Returns:
         ``gpu``: figures of the GPU by name, from NVML or, without it, from nvidia-smi; None for other devices.
-        ``source``: which of them. ``governor`` and ``load``: the frequency governor of the first processor, and the
+        ``source``: which of the two. ``governor`` and ``load``: the frequency governor of the first processor, and the
         load average of the last minute. ``missing``: for each figure that is None, the reason.
     """
     gpu: Record | None = None
@@ -281,14 +280,14 @@ def from_smi(answer: Mapping[str, str]) -> tuple[Record, dict[str, str]]:
 
 
 def reasons(bits: int) -> list[str]:
-    """Return the names of the reasons for which the clocks are below their maximum, from NVML's bits."""
+    """Convert NVML's bits to the names of the reasons why the clocks are below their maximum."""
     names = [name for bit, name in _REASONS.items() if bits & bit]
     rest = bits & ~sum(_REASONS)
     return [*names, *([hex(rest)] if rest else [])]
 
 
 def others(processes: Any) -> int:
-    """Return how many of the processes that use the GPU are not this one."""
+    """Return how many processes other than this one are in NVML's list of processes that use the GPU."""
     return sum(process.pid != os.getpid() for process in processes)
 
 

@@ -1,6 +1,6 @@
-"""Roofline model of a decoder: TTFT, TPOT and memory from bytes, FLOPs, and two rates and the memory of a GPU.
+"""Roofline model of a decoder: predicts TTFT, TPOT and memory from bytes, FLOPs and the figures of a GPU.
 
-The figures of GPUs are from data sheets and from measurements.
+These figures, two rates and the memory, are from data sheets and from measurements.
 
 A step reads every weight and every stored key and value once (of an untied embedding table only one row per sequence,
 which is neglected). It takes at least the time to read these bytes at the GPU's read bandwidth, and at least the time

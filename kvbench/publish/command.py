@@ -1,4 +1,4 @@
-"""Command line of ``python -m kvbench.publish``. Only reads files of runs; does not import torch."""
+"""The command line of ``python -m kvbench.publish``; it only reads files of runs, and does not import torch."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _main(arguments: argparse.Namespace) -> int:
 
 
 def _service(arguments: argparse.Namespace) -> Service:
-    """Return the way to W&B that the options describe; raise KvbenchError if there is none."""
+    """Return the connection to W&B that the options describe; raise KvbenchError if W&B cannot be used."""
     if not installed("wandb"):
         raise KvbenchError("this needs the package wandb, which is not installed.\n  hint: run pip install wandb")
     settings = logger_of(

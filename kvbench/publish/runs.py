@@ -1,4 +1,4 @@
-"""One stored run, sent to Weights & Biases as its logger would have sent it."""
+"""Sending of one stored run to Weights & Biases, as its logger would have sent it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def send_run(
 
 
 def as_asked(service: Service, prompts: bool = False) -> str:
-    """Return the destination with the options that change what W&B gets: prompts, group and tags.
+    """Return the destination as text, with the options that change what W&B gets: prompts, group and tags.
 
-    Something that was sent there without them has to be sent again. Group and tags are in the settings of the service.
+    A run that was sent there with other options has to be sent again. Group and tags are in the settings of the
+    service.
     """
     options = {"prompts": prompts, "group": service.settings.group, "tags": sorted(service.settings.tags)}
     asked = [f"{name}={option}" for name, option in options.items() if option]

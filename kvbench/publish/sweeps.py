@@ -1,4 +1,4 @@
-"""A sweep, sent to Weights & Biases as a run of its own: the table of its jobs, plots, and the report of its runs.
+"""Sending of a sweep to Weights & Biases as a run of its own: the table of its jobs, plots, and a report.
 
 The table has a line per job, with units that a chart can show.
 """
@@ -80,7 +80,7 @@ def sweep_job_lines(entries: Sequence[Progress]) -> list[dict[str, Any]]:
 
 
 def quality(line: Mapping[str, Any]) -> Any:
-    """Return the score of a line, or else its perplexity; None without either."""
+    """Return the score of a line, or else its perplexity; None if it has neither."""
     return line["perplexity"] if line["score"] is None else line["score"]
 
 
@@ -186,7 +186,7 @@ def _send(sweep: Sweep, stores: Sequence[RunStore], folder: Path, service: Servi
 
 
 def _data(stores: Sequence[RunStore], folder: Path) -> dict[str, Any]:
-    """Return the data of the page of some runs."""
+    """Return the data of the report page for the runs in `stores`."""
     report = Report(lambda: stores, reader(), folder, results_above(folder), say=lambda line: None)
     return report.data()
 

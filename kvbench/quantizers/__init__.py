@@ -15,7 +15,7 @@ __all__ = ["AffineQuantizer", "AtomQuantizer", "FormatSpec", "HierarchicalQuanti
 
 
 def __getattr__(name: str) -> Any:
-    """Import a quantizer on first use, so that checking a config through `kvbench.quantizers.spec` needs no torch."""
+    """Import a quantizer on first use; checking a config through `kvbench.quantizers.spec` therefore needs no torch."""
     if name in ("AffineQuantizer", "Quantized"):
         from kvbench.quantizers import affine
 

@@ -56,7 +56,7 @@ class Parameter:
         return -(-self.window // (self.group or self.window)) if self.window else 1
 
     def row(self, token: int) -> int:
-        """Return the first row of the block that begins with a token, a multiple of :attr:`block_tokens`."""
+        """Return the first row of the block that begins at `token`, a multiple of :attr:`block_tokens`."""
         return token // self.block_tokens * self.block_rows
 
     def shape(self, tokens: int, channels: int) -> tuple[int, int]:
@@ -285,7 +285,7 @@ class AffineQuantizer:
 
 
 def quarter(wide: Tensor) -> Tensor:
-    """Turn a mask of groups whose range is too wide for fp16 arithmetic into fp16 factors: 1/4 for these, else 1."""
+    """Return fp16 factors for a mask of groups whose range is too wide for fp16: 1/4 where it is True, else 1."""
     return torch.where(wide, 0.25, 1.0).half()
 
 

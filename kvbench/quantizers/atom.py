@@ -7,8 +7,8 @@ Source: efeslab/Atom, model/quant.py and qLlamaLayer.py (the KV part)::
     code  = clamp(round(x / scale) + zero, 0, 2**bits - 1)
     x^    = (code - zero) * scale
 
-The clamped zero point is the authors': a group that does not straddle 0 saturates (an all-positive group keeps zero 0
-and loses everything above ``scale * (2**bits - 1)``). Atom itself takes one group per token and head.
+Clamping the zero point follows the authors' code: a group that does not straddle 0 saturates (an all-positive group
+keeps zero 0 and loses everything above ``scale * (2**bits - 1)``). Atom itself takes one group per token and head.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AtomQuantizer(AffineQuantizer):
         """Compute codes, scales and zero points of a tensor that :meth:`group` has reshaped.
 
         Arithmetic is fp16 for fp16 input, otherwise fp32. Arguments and result are those of
-        :meth:`AffineQuantizer.encode_groups`, with zero points for minima.
+        :meth:`AffineQuantizer.encode_groups`, with zero points in place of minima.
         """
         store = param_dtype(x.dtype)
         work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32

@@ -10,8 +10,8 @@ the arithmetic is that of the first author's code (rishabh-16/QuantSpec, quant_p
     target: x^ = U * scale + Lw * (scale / 16) + mn
 
 The stored code is ``16 * U + (Lw + 8)``, as two planes of nibbles, so that a draft reads only the upper plane. The
-error of U reaches half a scale, which is +8 lower steps, while Lw ends at +7: the worst error of both is one lower
-step, not half of one.
+error of U reaches half a scale, which is +8 lower steps, but Lw is at most +7: the largest error with both nibbles is
+therefore one lower step, not half a step.
 """
 
 from __future__ import annotations

@@ -42,14 +42,14 @@ class KvarnQuantizer(AffineQuantizer):
     """Quantizer of whole tiles of G tokens with a factor per token and a factor per channel.
 
     Args:
-        tile: G, number of tokens of a tile; the tokens of a head that are encoded together.
+        tile: G, number of tokens of a tile, which are encoded together.
         axis: direction of the rounding. ``channel``: a channel's G tokens share a scale and a minimum (keys);
             ``token``: all channels of a token do (values).
         balance: how a tile is balanced. ``kvarn``: by alternating standard deviations; ``norm``: each token is divided
             by its norm (OScaR); ``none``: not at all, so all cross factors are 1.
         iterations: how often ``kvarn`` adapts the factors; 0: not at all, as ``none``.
-        quantile: share of the largest and of the smallest elements of a row that are clipped before it is rounded;
-            0 clips none.
+        quantile: share of the largest and of the smallest elements of a row that are clipped before it is rounded; 0
+            clips none.
     """
 
     #: name of the arithmetic for kernels
@@ -158,7 +158,7 @@ class KvarnQuantizer(AffineQuantizer):
         return (values.clamp_(-FP16_MAX, FP16_MAX) if dtype == torch.float16 else values).to(dtype)
 
     def _rows_first(self, tiles: Tensor) -> Tensor:
-        """Turn ``[..., G, D]`` into the orientation in which a row shares a scale, or back."""
+        """Transpose tiles ``[..., G, D]`` if necessary, so that a row shares a scale; a second call undoes it."""
         return tiles.transpose(-1, -2) if self.axis == "channel" else tiles
 
     def _flat(self, param: Tensor, row: bool) -> Tensor:
@@ -171,8 +171,8 @@ def balanced_factors(tiles: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     """Find factors that balance the standard deviations of the columns and the rows of matrices, fp32.
 
     Each iteration multiplies the factors of the columns by the columns' standard deviations, and then those of the rows
-    by the rows'. Of all states, the first one (all factors 1) included, the one of least imbalance is returned, the
-    latest of several. The imbalance is the largest column deviation over the smallest, plus the same of the rows.
+    by the rows'. The result is the state with the least imbalance, including the initial one (all factors 1); of equal
+    ones, the last. The imbalance is the largest column deviation over the smallest, plus the same of the rows.
 
     Returns:
         The factors of the columns, ``[..., 1, columns]``, and those of the rows, ``[..., rows, 1]``.
@@ -208,5 +208,5 @@ def imbalance(tiles: Tensor) -> Tensor:
 
 
 def half(param: Tensor) -> Tensor:
-    """Round parameters to fp16; what exceeds its range becomes its largest number."""
+    """Round parameters to fp16; numbers beyond its range become its largest number."""
     return param.clamp(-FP16_MAX, FP16_MAX).half()

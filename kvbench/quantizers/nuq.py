@@ -52,9 +52,9 @@ def key_outliers(x: Tensor, thresholds: Tensor, most: int | None = None) -> Tens
 
     Args:
         thresholds: as for :func:`key_params`.
-        most: limit for each token of the number of outliers above the upper thresholds, and likewise of those below the
-            lower ones. Beyond it, only the elements farthest outside count, after each channel is normalized by its
-            range and offset (:func:`key_params`; the authors' ``cap_outliers``). None: no limit.
+        most: largest number of outliers of a token above the upper thresholds, and also below the lower ones. If there
+            are more, only the elements farthest outside count, after each channel is normalized by its range and offset
+            (:func:`key_params`; the authors' ``cap_outliers``). None: no limit.
     """
     upper, lower = thresholds.float().unsqueeze(-3).unbind(-2)
     mask = (x < lower) | (x > upper)

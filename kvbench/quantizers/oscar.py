@@ -54,7 +54,7 @@ class OscarQuantizer(AffineQuantizer):
 
     @property
     def kind(self) -> str:
-        """Formula by which attention kernels decode: ``affine`` for fp16; ``oscar``, which none reads, otherwise."""
+        """Formula by which attention kernels decode: ``affine`` for fp16, else ``oscar``, which no kernel reads."""
         return "affine" if self.scales == "fp16" else "oscar"
 
     def parameters(self, dtype: torch.dtype) -> tuple[Parameter, ...]:
@@ -110,8 +110,8 @@ class OscarQuantizer(AffineQuantizer):
 
 
 def threshold(x: Tensor, clip: float) -> Tensor:
-    """Return the absolute value to which each group is clipped, with size 1 in the last dimension, the elements'.
+    """Return the absolute value to which each group of `x` (its last dimension) is clipped, ``[..., 1]``.
 
-    Of its elements' absolute values, the share `clip`, below 1, is below it.
+    The share `clip`, below 1, of a group's elements is smaller in absolute value.
     """
     return x.abs().kthvalue(int(clip * x.shape[-1]) + 1, dim=-1, keepdim=True).values

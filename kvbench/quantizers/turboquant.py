@@ -1,7 +1,7 @@
 """TurboQuant's quantizers: keys and values as vLLM serves them, and the paper's inner-product quantizer.
 
 vLLM rounds keys to a codebook of normal levels, and values to an asymmetric grid. The inner-product quantizer of the
-paper has levels of b - 1 bits, and a 1-bit sketch of what they leave.
+paper has levels of b - 1 bits, and a 1-bit sketch of the residual.
 
 Keys (Zandieh et al., "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate", ICLR 2026, arXiv
 2504.19874, algorithm 1; vLLM 0.33, ``v1/attention/ops/triton_turboquant_store.py``). A rotated key k of D channels::
@@ -75,13 +75,13 @@ def levels(channels: int, bits: int) -> Tensor:
 
 
 def midpoints(ascending: Tensor) -> Tensor:
-    """Return the means of neighbouring, ascending levels: a number equal to one of them takes the upper level."""
+    """Return the midpoints between neighbouring, ascending levels; a number equal to one takes the upper level."""
     return (ascending[1:] + ascending[:-1]) / 2
 
 
 @cache
 def stored_codes(bits: int) -> Tensor:
-    """Return under which code each level is stored, int64 ``[2**bits]``, for levels in ascending order.
+    """Return the code under which each level is stored, int64 ``[2**bits]``, for levels in ascending order.
 
     With 2 and 3 bits, the codes count the levels from the lowest. With 4 bits, a code consists of a sign, 1 for
     negative levels, and the number of the magnitude, counted from the smallest: the fused kernel looks up eight
@@ -166,7 +166,7 @@ class TruncatingQuantizer(AffineQuantizer):
     """TurboQuant's values: a scale and a minimum per token and head, codes rounded half up.
 
     Parameters are ``(scale, minimum)``, in fp16 ``[..., T, 1]``, whatever the model's dtype. Codes are computed in fp32
-    from the unrounded ones.
+    from scale and minimum before these are rounded.
 
     Args:
         bits: bits per code: 3 or 4.
@@ -198,7 +198,7 @@ class TruncatingQuantizer(AffineQuantizer):
 
 
 def nearest_levels(y: Tensor, bits: int) -> Tensor:
-    """Return the stored codes of the levels nearest to normalised and rotated keys; the upper one of two.
+    """Return the stored codes of the levels nearest to normalised and rotated keys; at a tie, the upper level.
 
     Keys are fp32 ``[..., D]``, codes uint8 in their shape.
     """
@@ -223,9 +223,9 @@ def _search_tables(channels: int, bits: int, device: str) -> tuple[Tensor, Tenso
 class SketchQuantizer(AffineQuantizer):
     """TurboQuant's keys with a 1-bit sketch of the residual, which makes scores unbiased and their variance larger.
 
-    The upper b - 1 bits of a code are the level's (:func:`kvbench.quantizers.turboquant.stored_codes`), and the lowest
-    is the sign of the projection with the channel's number, 1 for a negative one. Parameters are ``(norm, residual)``,
-    in fp16 ``[..., T, 1]``.
+    The upper b - 1 bits of a code are the level's (:func:`kvbench.quantizers.turboquant.stored_codes`). The lowest bit
+    of channel i is the sign of projection i of the residual, 1 if negative. Parameters are ``(norm, residual)``, in
+    fp16 ``[..., T, 1]``.
 
     Args:
         bits: bits per code, b: 2, 3 or 4.

@@ -66,6 +66,6 @@ class WindowedQuantizer(AffineQuantizer):
 
     @staticmethod
     def _gather(x: Tensor, block: int, index: list[int]) -> Tensor:
-        """Rearrange the tokens of each block."""
+        """Reorder the tokens of each block of `block` tokens by `index`, which may repeat or omit tokens."""
         blocks = x.unflatten(-2, (-1, block))
         return blocks.index_select(-2, torch.tensor(index, device=x.device)).flatten(-3, -2)

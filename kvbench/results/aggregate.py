@@ -1,6 +1,6 @@
 """Computation of the figures in `metrics.json` from a run's rows: scores, differences from fp16, bytes and timings.
 
-Times are TTFT, TPOT and decoding speed, device by device.
+Timings are TTFT, TPOT and decoding speed, for each device.
 
 A row is the recorded result of one sample. The standard error of a mean over n samples is ``std(ddof=1) / sqrt(n)``. A
 difference from fp16 is paired: the mean of (method - fp16) over the samples that both runs have, with the standard
@@ -147,12 +147,12 @@ def scores(
 
 
 def interval_ends(interval: tuple[float, float] | None) -> dict[str, float]:
-    """Return an interval as the keys ``low`` and ``high``; no key for None."""
+    """Return an interval as a dict with the keys ``low`` and ``high``; an empty dict for None."""
     return {} if interval is None else {"low": interval[0], "high": interval[1]}
 
 
 def interval_of(entry: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the 95 % interval of a score in `metrics.json`; of older runs, which have none, that of its moments."""
+    """Return the 95 % interval of a score in `metrics.json`; older files lack it, so it is computed from moments."""
     if entry.get("low") is not None:
         return entry["low"], entry["high"]
     score = entry.get("score")
@@ -162,7 +162,7 @@ def interval_of(entry: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def pair_interval(score: float | None, pair: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the 95 % interval of a difference from fp16 in `metrics.json`, as :func:`interval_of` of a score.
+    """Return the 95 % interval of a difference from fp16 in `metrics.json`; :func:`interval_of` for differences.
 
     `score` is the run's mean score (None if unknown), and `pair` the paired difference, ``{diff, stderr, n}``.
     """
@@ -227,7 +227,10 @@ def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _of_mean(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the interval of the mean of several tasks; shares over equally many samples are counted together."""
+    """Return the interval of the mean of several tasks.
+
+    Shares of right answers over equally many samples are pooled, because their mean is a share too.
+    """
     if len(entries) == 1:
         return interval_of(entries[0])
     parts = [(e["score"], e["stderr"], e["n"]) for e in entries]
@@ -239,7 +242,7 @@ def _of_mean(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> t
 def _mean_difference(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the interval of the mean difference of several tasks.
 
-    Shares of right answers over equally many samples are counted together, so that the mean is a share too.
+    Shares of right answers over equally many samples are pooled, because their mean is a share too.
     """
     if len(entries) == 1:
         return pair_interval(entries[0]["score"], entries[0]["vs_fp16"])

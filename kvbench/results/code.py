@@ -35,40 +35,40 @@ _DIGITS = 12
 
 
 def of(row: Row) -> Code | None:
-    """Return the code digests recorded in a row, one per part of kvbench, and its storage; None if it has none."""
+    """Return the code digests recorded in a row, one per part of kvbench, and its storage; None if it records none."""
     measured = row.get(MEASURED, {})
     code = measured.get("code")
     return {**code, **stored_in(measured.get("dtype"))} if isinstance(code, Mapping) else None
 
 
 def stored_in(dtype: str | None) -> Code:
-    """Return the part :data:`STORAGE` of a row that records a dtype; empty for the 16-bit dtypes of today."""
+    """Return ``{STORAGE: dtype}`` for a row whose cache stored float32; empty for the 16-bit dtypes in use now."""
     return {STORAGE: dtype} if dtype == "float32" else {}
 
 
 def storage_now(config: Mapping[str, Any]) -> Code:
-    """Return the part :data:`STORAGE` of a configuration; empty if it names a dtype.
+    """Return ``{STORAGE: "16 bits"}`` if a configuration has ``model.dtype=auto``; empty if it names a dtype.
 
-    ``model.dtype=auto`` is part of run ids as typed. It is a 16-bit dtype on every device, but was float32 on CPUs in
-    earlier versions, so rows of both may have one id.
+    Run ids contain ``model.dtype`` as typed. ``auto`` is a 16-bit dtype on every device, but was float32 on CPUs in
+    earlier versions, so rows of both kinds may have the same id.
     """
     return {STORAGE: "16 bits"} if (config.get("model") or {}).get("dtype") == "auto" else {}
 
 
 def used(code: Code, row: Row | None, *, on_gpu: bool) -> Code:
-    """Select the parts of the code that a row has used. Of parts with a slash in their name, it used only some.
+    """Select the parts of the code that a row has used; a part with a slash in its name is used by some rows only.
 
-    These are the kernels of attention that its path names (``attention/cuda``), on a GPU the kernels of each package
-    (``cache/kernels``) and captured steps, and what made figures that only some rows have.
+    These parts are the kernels of attention that the row's path names (``attention/cuda``), on a GPU the kernels of
+    each package (``cache/kernels``) and captured steps, and the code for figures that only some rows have.
 
     Args:
-        row: the row without its code; None for all that predictions to compare with may use on the device.
+        row: the row, which need not have its code yet; None for the code that fp16's predictions may use on the device.
     """
     return {part: value for part, value in code.items() if not _optional(part) or _used(part, row, on_gpu)}
 
 
 def _optional(part: str) -> bool:
-    """Return True for parts that only some rows used; rows of older versions have one for all kernels."""
+    """Return True for parts that only some rows use; older versions recorded a single part for all kernels."""
     return "/" in part or part == _KERNELS
 
 
@@ -94,8 +94,8 @@ def _used(part: str, row: Row | None, on_gpu: bool) -> bool:
 def code_digest(code: Code | None) -> str:
     """Hash the digests of all parts of the code into one, which identifies the version of the code that made a row.
 
-    The scorer does not count, because stored predictions are scored again when it changes; nor does the storage. The
-    result is :data:`UNKNOWN` for None.
+    The scorer does not count, because stored predictions are scored again when it changes; nor does the storage dtype.
+    The result is :data:`UNKNOWN` for None.
     """
     if code is None:
         return UNKNOWN
@@ -104,7 +104,7 @@ def code_digest(code: Code | None) -> str:
 
 
 def changed(stored: Code | None, now: Code) -> list[str]:
-    """Return the parts of the code that have changed since a row was produced, and that can have affected it.
+    """Return the parts of the code that have changed since a row was produced and may have affected the row.
 
     Only parts that the row records are compared: a row from a CPU, for example, does not record the GPU kernels. The
     scorer never counts. A part without source files (digest None) counts as unchanged. The result is ``["unknown"]`` if
@@ -122,7 +122,7 @@ def changed(stored: Code | None, now: Code) -> list[str]:
 def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
     """Count how many rows of a run each version of the code produced; a version is named by its :func:`code_digest`.
 
-    Rows of one version may have used different kernels: they agree in all parts that both of them record.
+    Two rows of one version have equal digests for all parts that both record; they may have used different kernels.
 
     Returns:
         The number of rows of each version, and for each version the digests of its parts (without the scorer). The
@@ -145,7 +145,7 @@ def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
 
 
 def _agree(one: Code, other: Code) -> bool:
-    """Return True if two rows may be of one version: they differ only in which optional parts they record."""
+    """Return True if two rows may be of one version: if they differ at most in which optional parts they record."""
     return all(
         one.get(part) == other.get(part) or (_optional(part) and not (part in one and part in other))
         for part in one.keys() | other.keys()
@@ -153,7 +153,7 @@ def _agree(one: Code, other: Code) -> bool:
 
 
 def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> dict[str, Any] | None:
-    """Tell how many of a run's samples were produced by code that is no longer current, and what has changed since.
+    """Count the samples of a run that older code produced, and name the parts of the code that have changed since.
 
     `counts` and `parts` are the results of :func:`kinds`; `now` holds the digests of the current code.
 

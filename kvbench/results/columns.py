@@ -1,6 +1,6 @@
 """Columns of all tables of runs. To add a column, add an entry to :data:`COLUMNS`.
 
-Columns of fidelity show a comparison of predictions with fp16's.
+Columns of fidelity compare predictions with those of fp16.
 
 Terminal tables, markdown, CSV and ``kvbench.report`` all use this list. The functions of a column take a line with the
 typed record of a run (:mod:`kvbench.results.record`), which has defaults for keys that older versions did not write.
@@ -21,7 +21,7 @@ from kvbench.util.table import Cell, seconds, size
 
 
 def fidelity_cell(compared: Fidelity) -> Cell:
-    """Return the mean and the 99.9 % percentile of the KL divergence, with the share of equal first choices below."""
+    """Return a cell with mean and 99.9 % percentile of the KL divergence, and below the share of equal top tokens."""
     kld, same = compared.kld, compared.same_top
     return Cell(f"KL {kld.mean:.3g} nats, 99.9 % {kld.p99_9:.3g}", f"same top {100 * same.share:.2f} %")
 
@@ -77,11 +77,11 @@ class Column(Generic[Line]):
 
     Args:
         unit: unit of the numbers in the CSV, as documentation; empty for texts and plain numbers.
-        cell: formatted cell of a line of the table; None if the column appears only in the CSV.
-        csv: heading of each CSV column, and its plain value of a line.
+        cell: function that returns a line's formatted cell; None if the column appears only in the CSV.
+        csv: by heading of each CSV column, the function that returns a line's plain value.
         places: tables that have the column: :data:`TABLE` (table of runs), :data:`LIST` (list of ``kvbench.report``).
         wraps: True if the text may wrap on a narrow terminal.
-        present: returns False for lines whose table should not have the column.
+        present: function of all lines of a table that returns False if the table should not have the column.
     """
 
     name: str
@@ -160,7 +160,7 @@ def status(run: Metrics) -> str:
 def score_cell(entry: Score | Mean | None) -> Cell:
     """Format a score, or a perplexity, with its 95 % interval, and on a second line its difference from fp16.
 
-    Of a comparison of predictions, the cell shows the mean and the 99.9 % percentile of the KL divergence, and on the
+    For a comparison of predictions, the cell shows the mean and the 99.9 % percentile of the KL divergence, and on the
     second line the share of equal first choices. None gives a dash.
     """
     perplexity = entry.perplexity if isinstance(entry, Score) else None
@@ -197,7 +197,7 @@ def _delta(pair: Pair | None, score: float | None, digits: int = 3) -> str:
 
 
 def _headline(run: Metrics) -> str:
-    """Return the mean score as text; else the best throughput of points, perplexities, or mean KL divergences."""
+    """Return a run's main figure as text: mean score, else best throughput of points, perplexities, or mean KLs."""
     if run.mean.score is not None:
         return f"{run.mean.score:.3f}"
     if run.scores and all(entry.points for entry in run.scores.values()):
@@ -208,7 +208,7 @@ def _headline(run: Metrics) -> str:
 
 
 def _code(run: Metrics) -> str:
-    """Return the version of the code that made the samples, or the number of versions, and the parts changed since."""
+    """Return the version of the code that made the samples (the number of versions if several), and changed parts."""
     versions = list(run.code)
     text = f"{len(versions)} kinds" if len(versions) > 1 else "-"
     if len(versions) == 1:

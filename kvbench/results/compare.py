@@ -39,8 +39,8 @@ class Comparison:
         reworded: number of samples with the same score but different predictions.
         notes: reasons why the comparison may be misleading.
         answers: for each key with scores or answers a dict: ``flips``, the answers whose correctness differs
-            (:func:`kvbench.metrics.fidelity.flips`), and ``left``, where answers of B leave those of A
-            (:func:`kvbench.results.fidelity_fold.departure`); either may be None.
+            (:func:`kvbench.metrics.fidelity.flips`), and ``left``, at which token answers of B first differ from those
+            of A (:func:`kvbench.results.fidelity_fold.departure`); either may be None.
         fidelity: for each key with comparisons of predictions, their measures with paired intervals
             (:func:`kvbench.results.fidelity_fold.pair_fidelity`).
     """
@@ -88,7 +88,7 @@ def compare_runs(a: RunStore, b: RunStore) -> Comparison:
 def _more(
     rows_a: Mapping[str, Row], rows_b: Mapping[str, Row], common: Sequence[str]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, dict[str, float]]]]:
-    """Return the fields `answers` and `fidelity` of a comparison."""
+    """Return the fields `answers` and `fidelity` of a :class:`Comparison` over the sample ids `common`."""
     by_key: dict[str, list[str]] = {}
     for name in common:
         by_key.setdefault(aggregate.score_key(rows_b[name]), []).append(name)
@@ -172,8 +172,8 @@ def comparison_csv(comparison: Comparison) -> str:
 def difference_lines(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return the cells of the table of differences as text, one line per task, or per task and length.
 
-    They are the task, the scores of A and B, their difference, that of the reference answers' NLL, and the number of
-    samples.
+    They are the task, the scores of A and B, their difference, the difference in NLL of the reference answers, and the
+    number of samples.
     """
     cells: list[tuple[str, ...]] = []
     for key, entry in comparison.keys.items():

@@ -11,9 +11,9 @@ _FILE = ".delivered.json"
 
 
 def sent(folder: Path) -> dict[str, str]:
-    """Return which content was last sent to each destination, as digests; empty if nothing was sent.
+    """Return the digest of the content last sent to each destination; empty if nothing was sent.
 
-    What was sent to a folder of this machine that has been deleted since counts as not sent.
+    A delivery to a folder of this machine that has been deleted since counts as not sent.
     """
     return {
         place: digest

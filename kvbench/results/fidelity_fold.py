@@ -1,8 +1,8 @@
-"""Fidelity of a run's rows, folded into the figures of `metrics.json`, and of two runs, compared prompt by prompt.
+"""Fidelity figures of `metrics.json`, averaged from a run's rows, and comparison of two runs, prompt by prompt.
 
-Positions of one prompt depend on each other, so all intervals are from a bootstrap that draws whole prompts. Two runs
-are drawn alike, which makes the interval of their difference a paired one. The figures of single positions are those of
-:mod:`kvbench.metrics.fidelity`.
+Positions of one prompt depend on each other, so all intervals are from a bootstrap that draws whole prompts. For two
+runs the same prompts are drawn, so that the interval of their difference is a paired one. The figures of single
+positions are those of :mod:`kvbench.metrics.fidelity`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def same_top(row: Row) -> Any:
 def drawn(rows: Sequence[Row], measure: str) -> Any:
     """Return a measure (:data:`MEASURES`) of rows (:func:`comparisons`) for each draw of a bootstrap over prompts.
 
-    Equally many rows are drawn alike.
+    Calls with equally many rows draw the same prompts.
     """
     from kvbench.metrics import fidelity
 
@@ -162,10 +162,10 @@ def pair_fidelity(a: Sequence[Row], b: Sequence[Row]) -> dict[str, dict[str, flo
 
 
 def departure(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Summarize where greedy answers leave fp16's (:class:`kvbench.results.record_scores.Departure`).
+    """Summarize where greedy answers first differ from fp16's (:class:`kvbench.results.record_scores.Departure`).
 
     Of each answer, ``at`` is the first differing index or None, ``compared`` the number of compared tokens, and
-    ``gap``, where it is known, fp16's at that index.
+    ``gap``, if known, the gap between fp16's first and second choice at that index.
     """
     if not parts:
         return None
@@ -182,9 +182,9 @@ def departure(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def answers_left(rows: Mapping[str, Row], others: Mapping[str, Row], names: Sequence[str]) -> dict[str, Any] | None:
-    """Summarize where the freely generated answers of one run leave those of another; None without answers.
+    """Summarize where freely generated answers of one run first differ from another's; None without answers.
 
-    `others` leave `rows`; both are rows by sample id, and `names` the ids of samples that both have.
+    Answers in `others` are compared with those in `rows`. Both are rows by sample id; `names` are ids that both have.
     """
     from kvbench.metrics.fidelity import first_difference
 

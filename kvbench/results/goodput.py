@@ -1,9 +1,10 @@
-"""Goodput of a server, simulated: requests that arrive at random, over step times that were recorded.
+"""Simulated goodput of a server: requests arrive at random, and steps take the times that were recorded.
 
 Nothing here is measured under load. Arrivals are drawn as ``vllm bench serve`` draws them: gaps of a gamma distribution
 with mean 1 / rate, whose shape is the burstiness (1: a Poisson process). The server is simple: requests start in the
 order in which they came; a prefill runs alone and goes before decoding; then all started sequences decode together, a
-token per step, whose time depends on their number only; at most as many sequences run as fitted into memory.
+token per step; the time of a step depends only on the number of sequences; at most as many sequences run as fitted into
+memory.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that a request must keep to count as good, in seconds; None: no limit."""
+    """Limits in seconds on the times of a request; a request that keeps all is good. None: no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -63,8 +64,8 @@ class Limits:
 class Server:
     """The recorded times of a method in seconds: of the prefill of a request, and of a decode step by batch size.
 
-    Between two batch sizes the time is interpolated linearly, below the smallest it is that of the smallest. At most
-    `most` sequences run at a time, which is at most the largest batch size.
+    Between two batch sizes the time is interpolated linearly; below the smallest, it is the time of the smallest. At
+    most `most` sequences run at a time; `most` is at most the largest batch size.
     """
 
     prefill_s: float
@@ -84,7 +85,7 @@ class Server:
 
 
 def arrivals(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) -> list[float]:
-    """Draw the times in seconds at which `count` requests arrive, `rate` per second; infinite: all arrive at once.
+    """Draw the times in seconds at which `count` requests arrive, `rate` per second; at once if `rate` is infinite.
 
     `burstiness` is the shape of the gamma distribution of the gaps; 1 is a Poisson process, less is burstier.
     """
@@ -126,5 +127,8 @@ def simulate(times: Sequence[float], tokens: int, server: Server) -> list[Served
 
 
 def goodput(requests: Sequence[Served], limits: Limits) -> float:
-    """Return the requests per second that keep every limit, from 0 to the last token; needs at least one request."""
+    """Return the number of requests that keep every limit, per second from time 0 to the last token.
+
+    There must be at least one request.
+    """
     return sum(limits.kept(request) for request in requests) / max(request.end for request in requests)

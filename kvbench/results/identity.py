@@ -107,7 +107,7 @@ def identity(
 
 
 def _neutral(method: Mapping[str, Any], key: str) -> bool:
-    """Return True if a hyper-parameter is in :data:`_LATER` and has the value that changes nothing."""
+    """Return True if a hyper-parameter is in :data:`_LATER` and has the value with which it has no effect."""
     names = (key, f"{str(method.get('_target_')).rpartition('.')[2]}.{key}")
     return any(name in _LATER and method[key] == _LATER[name] for name in names)
 
@@ -124,7 +124,7 @@ def _definition_digest(folder: Path) -> str:
 def _converted_from(folder: Path | None) -> str | None:
     """Return the SHA-256 of the GGUF file from which a checkpoint was converted; None for every other folder.
 
-    The file that says it is written by :mod:`kvbench.models.gguf.convert`.
+    :mod:`kvbench.models.gguf.convert` writes the file that records it.
     """
     file = None if folder is None else folder / "gguf.json"
     if file is None or not file.is_file():
@@ -141,7 +141,7 @@ def run_id(material: Mapping[str, Any]) -> str:
 def is_baseline(config: Mapping[str, Any]) -> bool:
     """Return True if a configuration's method is fp16, the baseline with which other methods are compared.
 
-    With rotated heads, whose rounding differs, fp16 is compared with the baseline too.
+    fp16 with rotated heads is not the baseline, because its rounding differs.
     """
     rotation = config["method"].get("rotation") or {}
     rotated = any(name != "none" for name in rotation.values())
@@ -165,9 +165,9 @@ ROTATIONS = {
 def short_name(config: Mapping[str, Any]) -> str:
     """Return the names of method and quantizer as tables show them, for example ``kivi int2``.
 
-    The share of tokens that stays, formats of single layers and a rotation that is not the method's own follow them:
-    ``keep int4 keep=0.5``, ``kivi int4 layers=0-1:fp16 rotation=hadamard``. Speculation with a forced acceptance, whose
-    text is meaningless, is labelled so: ``quantspec (forced acceptance 0.9)``.
+    They are followed by the share of tokens that is kept, by formats of single layers, and by a rotation that is not
+    the method's default: ``keep int4 keep=0.5``, ``kivi int4 layers=0-1:fp16 rotation=hadamard``. Speculation with a
+    forced acceptance, whose text is meaningless, is labelled so: ``quantspec (forced acceptance 0.9)``.
     """
     method, quantizer = config["method"], (config.get("quantizer") or {}).get("name")
     # only methods that have formats of their own, in place of a quantizer's presets
@@ -184,7 +184,7 @@ def short_name(config: Mapping[str, Any]) -> str:
 
 
 def _rotated(method: Mapping[str, Any]) -> str | None:
-    """Return a method's rotations as labels show them; None for those that it has by default."""
+    """Return a method's rotations as labels show them; None if they are the method's defaults."""
     given, usual = method.get("rotation") or {}, ROTATIONS.get(str(method.get("_target_")).rpartition(".")[2], {})
     names = [str(given.get(side, usual.get(side, "none"))) for side in ("key", "value")]
     if names == [usual.get(side, "none") for side in ("key", "value")]:

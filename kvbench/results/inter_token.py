@@ -130,9 +130,9 @@ def fit_record(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def fit_lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """Fit a line for each batch size, for the run and for fp16, with the length beyond which the run is faster.
 
-    The figures are those of :func:`fit_record`. If fp16, whose times are computed from the run's and the ratios under
-    ``vs_fp16``, was measured at two or more of these lengths, there are also ``fp16_slope_s``, ``fp16_intercept_s`` and
-    ``break_even`` (:func:`break_even`).
+    The figures are those of :func:`fit_record`. fp16's times are computed from the run's times and the ratios under
+    ``vs_fp16``. If fp16 was measured at two or more of these lengths, there are also ``fp16_slope_s``,
+    ``fp16_intercept_s`` and ``break_even`` (:func:`break_even`).
     """
     base = _length_points(metrics, fp16=True)
     fits: dict[int, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""The gathering end of a mirror: it hands out what is on disk of a run, and writes what the job of the run sends."""
+"""The end of a mirror on the machine that gathers results: reads a run's files, and writes what its job sends."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Answer = dict[str, Any]
 
 
 class Keeper:
-    """The files of a results folder, for jobs on other machines that claim and write one run at a time.
+    """Access to the files of a results folder, for jobs on other machines that lock and write one run at a time.
 
-    Answers are plain data, so that the calls can go through any transport. Every call names the claim, a text that is
-    unique to one attempt of a job. A claim that was withdrawn, because the attempt counts as lost, cannot write any
-    more. Relative paths of runs refer to `directory`.
+    Answers are plain data, so that the calls can go through any transport. Every call names a claim, a text that is
+    unique to one attempt of a job. After an attempt counts as lost, its claim is withdrawn and can write nothing more.
+    Relative paths of runs refer to `directory`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -78,7 +78,7 @@ class Keeper:
         return {}
 
     def withdraw(self, claim: str) -> Answer:
-        """Unlock the runs of an attempt that counts as lost, and write nothing more for it."""
+        """Unlock the runs of an attempt that counts as lost, and refuse all its later calls."""
         self._withdrawn.add(claim)
         for path in [path for path, (holder, _) in self._claims.items() if holder == claim]:
             self._claims.pop(path)[1].close()
@@ -91,7 +91,7 @@ class Keeper:
 
 
 class Calls(Protocol):
-    """Protocol of the calls of a :class:`Keeper`, which an object on another machine passes on."""
+    """Protocol of an object on another machine that passes calls on to a :class:`Keeper`."""
 
     def __call__(self, name: str, *arguments: Any) -> Answer:
         """Call a method of the keeper by its name, and return its answer."""
@@ -148,7 +148,7 @@ def _tried(act: Any) -> Answer:
 
 
 def _failed(error: OSError | DiskError) -> Answer:
-    """Return an error of the operating system as plain data."""
+    """Return an error of reading or writing as plain data."""
     cause = error.__cause__ if isinstance(error, DiskError) else error
     if isinstance(cause, OSError):
         return {"error": (cause.errno or errno.EIO, cause.strerror or str(cause), str(cause.filename or ""))}

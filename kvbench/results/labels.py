@@ -18,8 +18,8 @@ SHOWN = ("layers",)
 def run_label(run: Metrics) -> str:
     """Return a run's label, and the storage dtype if it is not the model's usual one: ``kivi int2 dtype=float32``.
 
-    Only ``label`` and ``env`` of `metrics.json` are read. Versions that record no usual dtype had float32 where
-    ``model.dtype=auto`` met a CPU.
+    Only ``label`` and ``env`` of `metrics.json` are read. In versions that record no usual dtype, ``model.dtype=auto``
+    meant float32 on a CPU.
     """
     env = run.get("env") or {}
     dtype, usual = env.get("dtype"), env.get("usual_dtype")
@@ -30,8 +30,8 @@ def run_label(run: Metrics) -> str:
 def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
     """Name the runs of a table so that they can be told apart, for example ``kivi int2 residual=64``.
 
-    A name consists of the method, the quantizer, and those options in which runs of this method and quantizer differ,
-    except those in `beside`, which another column shows. Control characters in it are escaped. Only ``label``,
+    A name consists of the method, the quantizer, and the options in which runs of this method and quantizer differ,
+    without options in `beside`, which another column shows. Control characters in it are escaped. Only ``label``,
     ``config`` and ``env`` of `metrics.json` are read.
     """
     alike: dict[str, list[dict[str, Any]]] = {}

@@ -50,7 +50,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 def between(start: Moment, end: Moment) -> dict[str, Any]:
     """Compute the machine's load between two readings, the content of :class:`kvbench.results.record_machine.Load`.
 
-    What the system does not report is None.
+    Figures that the system does not report are None.
     """
     seconds = max(end.at - start.at, 1e-3)
     own = (end.own - start.own) / seconds
@@ -67,9 +67,9 @@ def between(start: Moment, end: Moment) -> dict[str, Any]:
 
 
 def busyness(load: Mapping[str, Any] | None) -> str | None:
-    """Warn if other programs, or a container's CPU limit, slowed a run down so much that its times are not trustworthy.
+    """Return a warning if other programs or a container's CPU limit made a run's times untrustworthy; else None.
 
-    The result is None if there is no such problem, or if the load (:func:`between`) is unknown.
+    The result is also None if the load (:func:`between`) is unknown.
     """
     if not load or not load.get("cpus"):
         return None
@@ -108,7 +108,7 @@ def _busy() -> float | None:
 
 
 def _held_back() -> float | None:
-    """Return the throttled time in seconds, from the cpu.stat of cgroup v2; None without it."""
+    """Return the throttled time in seconds, from the cpu.stat of cgroup v2; None without cgroup v2."""
     throttled = _numbers(Path("/sys/fs/cgroup/cpu.stat"), "throttled_usec")
     return throttled[0] / 1e6 if throttled else None
 

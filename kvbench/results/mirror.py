@@ -1,8 +1,8 @@
 """Results on a machine without a shared folder: each file of a run is also sent to the machine that gathers them.
 
 A job that runs elsewhere sets a mirror (:func:`mirrored`). Each :class:`kvbench.results.store.RunStore` of its process
-then works on a folder of its own: it first fetches what the gathering machine has of the run, so that the run continues
-there, and sends each row and each file as soon as it has written it.
+then works on a folder of its own: it first fetches the run's files from the gathering machine, so that the run
+continues from them, and sends each row and each file as soon as it has written it.
 """
 
 from __future__ import annotations

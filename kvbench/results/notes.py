@@ -1,6 +1,6 @@
 """Notes below a table: the meaning of its figures, reasons for caution, and what a sweep has found.
 
-Sentences of a sweep say the loss of each method compared with fp16, and the memory that it saves.
+For a sweep, a sentence per method gives its loss compared with fp16 and the memory that it saves.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
 
 
 def timed(run: Metrics) -> bool:
-    """Return False for a run that reads given tokens only, for fidelity or perplexity: it has no times."""
+    """Return True if a run has times; runs for fidelity or perplexity only read given tokens and have none."""
     entries = run["scores"].values()
     return not entries or not all(entry.get("fidelity") or entry.get("perplexity") for entry in entries)
 
@@ -100,7 +100,7 @@ def timed(run: Metrics) -> bool:
 def weights(runs: Sequence[Metrics]) -> list[str]:
     """Return a note for each kind of 4-bit or dequantized weights that a run's model has.
 
-    Of 4-bit weights it says source, groups, head and bytes; of dequantized ones the format.
+    For 4-bit weights it states source, groups, head and bytes; for dequantized ones, their former format.
     """
     lines = []
     for run in runs:
@@ -126,7 +126,7 @@ def weights(runs: Sequence[Metrics]) -> list[str]:
 
 
 def untouched(run: Metrics) -> str:
-    """Say that a run quantized and dropped nothing, and which option kept all tokens in full precision.
+    """Return a sentence: a run quantized and dropped nothing, and this option kept all tokens in full precision.
 
     An example is a ``residual`` that is longer than all prompts. ``untouched`` of the run's `metrics.json` must not be
     None.
@@ -162,7 +162,7 @@ def _doubts(runs: Sequence[Metrics]) -> list[str]:
 
 
 def _arithmetic(run: Metrics) -> str | None:
-    """Return the dtype in which a run's model computed; older versions computed in what the cache stored."""
+    """Return the dtype in which a run's model computed; in older versions this was the dtype of the cache."""
     env = run.get("env") or {}
     dtype: str | None = env.get("arithmetic") or env.get("dtype")
     return dtype
@@ -227,8 +227,8 @@ MOST = 8
 def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
     """Write one sentence for each finished run that has a difference from fp16, the largest loss first.
 
-    An example is ``kivi int2 loses 14.2 points (95 %: 3.7 to 24.7) at 4.3x less memory for keys and values``. There are
-    none if they would be more than :data:`MOST`. `names` and `runs` are in the same order.
+    An example is ``kivi int2 loses 14.2 points (95 %: 3.7 to 24.7) at 4.3x less memory for keys and values``. If there
+    would be more than :data:`MOST` sentences, none is returned. `names` and `runs` are in the same order.
     """
     losses = []
     for name, run in zip(names, runs, strict=True):
@@ -241,10 +241,10 @@ def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
 def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
     """Put a difference from fp16 into words, for example ``loses 2.1 points (95 %: 1.3 to 2.9)``.
 
-    A point is 0.01 of the score. What is said follows from the 95 % interval of the difference alone: a loss or gain if
-    it does not contain 0; no loss if it excludes one of :data:`NOTHING` points; else that there is no clear difference.
-    A mean score of 0 on all samples in both runs shows nothing, as the text then says; None: unknown. `pair` is
-    ``{diff, stderr, n}`` and, if known, ``low`` and ``high``.
+    A point is 0.01 of the score. The text states a loss or a gain only if the 95 % interval of the difference excludes
+    0. If no sample differs and the interval excludes a loss of :data:`NOTHING` points, it states that nothing is lost;
+    else, that there is no clear difference. `mean` is the mean score; None: unknown. If it is 0 in both runs, the text
+    says that this shows nothing. `pair` is ``{diff, stderr, n}`` and, if known, ``low`` and ``high``.
     """
     points, n = 100 * pair["diff"], pair["n"]
     samples = "1 sample" if n == 1 else f"{n} samples"

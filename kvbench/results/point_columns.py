@@ -113,7 +113,7 @@ def _break_even(line: PointLine) -> Cell:
 
 
 def _line_speed_up(line: PointLine) -> float | None:
-    """Return S, the same-work ratio: fp16's TPOT divided by this one; None without fp16's."""
+    """Return S, the same-work ratio: fp16's TPOT divided by the line's; None if fp16's is unknown."""
     ratio = None if line.point is None else (line.point.vs_fp16 or {}).get("tpot_s")
     return 1 / ratio if ratio else None
 

@@ -117,8 +117,8 @@ def circumstances(dtype: str | None, compiled: bool, fill: str | None) -> str:
 def bench_points(path: Path) -> Iterator[MeasuredPoint]:
     """Read the points that ``kvbench.bench tpot`` or ``kvbench.bench memory`` measured from their JSON file.
 
-    Points that neither were measured nor ran out of memory are left out. A file of another command of ``kvbench.bench``
-    yields nothing.
+    Only points that were measured or that ran out of memory are included. A file of another command of
+    ``kvbench.bench`` yields nothing.
 
     Raises:
         DataError: the file cannot be read, or an entry is not a point.

@@ -1,6 +1,6 @@
 """Points (dataset=efficiency): time and memory measured at one prompt length and batch size, compared with fp16.
 
-Compression and speed-up of a cache are those at the same work.
+A cache's compression and speed-up compare with fp16 doing the same work.
 
 The terms are those of the paper "Bytes Are Not Latency" (github.com/fzlzjerry/kvbench, 2026), sec. 2.5 and 3.2. Same
 work: equal batch, length, number of new tokens, graph mode and timing boundary. Where fp16 does not fit, there is
@@ -186,7 +186,7 @@ def _point_ratios(row: Row, other: Row | None) -> Figures:
 
 
 def _compression(point: Mapping[str, Any], halves: int) -> Figures:
-    """Return r_nom, by the formats, and r_alloc, by all memory beyond the weights; None where a term is unknown."""
+    """Return r_nom (:func:`nominal_compression`) and r_alloc (:func:`allocated_compression`); None where unknown."""
     bits, peak, weights = point.get("nominal_bits"), point["peak"]["decode"], point.get("weights")
     return {
         "r_nom": nominal_compression(bits["key"], bits["value"], 16.0 * halves) if bits else None,
@@ -195,7 +195,7 @@ def _compression(point: Mapping[str, Any], halves: int) -> Figures:
 
 
 def halves(row: Row) -> int:
-    """Return the factor from 16-bit sizes to sizes in the model's dtype: 2 if a row comes from float32, else 1."""
+    """Return the factor from 16-bit sizes to sizes in the model's dtype: 2 for a row of a float32 model, else 1."""
     return 2 if row.get(MEASURED, {}).get("dtype") == "float32" else 1
 
 

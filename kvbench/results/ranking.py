@@ -1,4 +1,4 @@
-"""The order of runs in the summary of a sweep, best first, and those that no other one beats in cost and quality."""
+"""The order of runs in the summary of a sweep, best first, and the Pareto front of cost and quality."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def failed(config: Mapping[str, Any], message: str) -> dict[str, Any]:
 def front(points: Sequence[tuple[float, float]], higher: bool = True) -> list[int]:
     """Return the indices of the points on the Pareto front, cheapest first.
 
-    A point is a cost, of which less is better, and a quality: with `higher`, more is better, as for scores; else less,
-    as for perplexities.
+    A point is a cost and a quality. Lower costs are better. Higher qualities are better with `higher` (scores), lower
+    ones without (perplexities).
     """
     sign = -1 if higher else 1
     indices: list[int] = []

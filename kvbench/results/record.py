@@ -60,7 +60,7 @@ class PromptTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Counts of a run's samples, of which the configuration asks for `requested`.
+    """Counts of a run's samples; `requested` is the number that the configuration asks for.
 
     `truncated` is the number of samples whose prompts were shortened to the model's limit; `left_out` are the ids of
     stored results that no figure includes, because the number of samples was reduced after they were made.
@@ -103,7 +103,7 @@ class Untouched:
 
 @dataclass(frozen=True, kw_only=True)
 class Older:
-    """The number of samples that were produced by code which has changed since, and the names of the changed parts.
+    """The number of samples that older code produced, and the names of the parts of the code that have changed since.
 
     The name is ``unknown`` if the samples do not record their code.
     """
@@ -224,7 +224,7 @@ def fill_defaults(content: Any) -> dict[str, Any]:
 
 
 def problem(content: Any) -> str | None:
-    """Say what is wrong with the parsed content of a `metrics.json`: ``mean.score is missing``; None if it is valid."""
+    """Return the error in the parsed content of a `metrics.json`, such as ``mean.score is missing``; None if valid."""
     try:
         read_metrics(content)
     except ShapeError as error:

@@ -68,7 +68,7 @@ class Ttft:
     """Median time to first token in seconds, from the start of prefill, without warm-up samples.
 
     `shared` is the number of samples whose prompt was read once for several methods (``runtime.shared_prefill``); their
-    time is that of the shared prefill and of the method's own placing.
+    time is that of the shared prefill plus the time in which the method placed the tokens.
     """
 
     median: float | None = typed_key(default=None, minimum=0)
@@ -125,7 +125,7 @@ class Speculation:
         tokens_per_round: mean number of tokens that a round of drafting and verification produces.
         tokens: number of tokens that all rounds produced.
         speedup: time per token of the fp16 run divided by this run's.
-        expected_speedup: time per token of the fp16 run divided by that which `round_times` predicts.
+        expected_speedup: time per token of the fp16 run divided by the time per token that `round_times` predicts.
     """
 
     gamma: Any = None

@@ -30,7 +30,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The model's weights of a run in which they have 4 bits.
+    """Description of a model's 4-bit weights.
 
     Args:
         source: ``awq`` or ``gptq`` if the checkpoint has 4 bits, ``rounded`` if ``model.weights`` asked for it.
@@ -50,11 +50,10 @@ class Weights:
 class Env:
     """Machine and software versions of a run, and how its model was loaded.
 
-    Of the dtypes, ``dtype`` is that of what the cache stores in full precision, ``usual_dtype`` the one of
-    ``model.dtype=auto``, and ``arithmetic`` that of weights and activations; ``slower`` says why the latter has 16 bits
-    where float32 would be faster. Records without ``arithmetic`` are from versions that computed in what they stored.
-    ``dequantized`` is the format that the checkpoint's weights had before they were converted to float32, such as
-    ``gguf q4_1``.
+    ``dtype`` is the dtype of what the cache stores in full precision, ``usual_dtype`` that of ``model.dtype=auto``, and
+    ``arithmetic`` that of weights and activations. ``slower`` says why the arithmetic has 16 bits although float32
+    would be faster. Records without ``arithmetic`` are from versions in which it was always ``dtype``. ``dequantized``
+    is the format that the checkpoint's weights had before they were converted to float32, such as ``gguf q4_1``.
     """
 
     device: str | None = None

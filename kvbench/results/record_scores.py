@@ -1,6 +1,6 @@
 """Records of the scores in `metrics.json`: means, differences from fp16, perplexities, fidelity, points.
 
-Points are of time and memory; fidelity says how far the predictions with a cache are from those with the fp16 cache.
+Points measure time and memory. Fidelity is the distance of the predictions with a cache from those with the fp16 cache.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True)
 class Departure:
-    """The positions at which greedy decoding leaves fp16's answers.
+    """The positions at which greedy answers first differ from fp16's.
 
     Args:
-        never: share of the answers that stay fp16's to the end.
-        median: median of the first differing index, counted from 0; None if more than half of the answers never leave.
+        never: share of the answers that equal fp16's to the end.
+        median: median of the first differing index, counted from 0; None if more than half of the answers never differ.
         compared: median length of the answers in tokens.
-        gap: median, over the answers that leave, of fp16's log-probability of its first choice minus that of its
+        gap: median, over the answers that differ, of fp16's log-probability of its first choice minus that of its
             second, at that index, in nats; a small gap is a near-tie, which rounding can decide.
     """
 
@@ -107,8 +107,8 @@ class Departure:
 class Layers:
     """Relative errors of each layer's attention output, averaged over the samples that were probed.
 
-    `own` errors arise in a layer, with fp16's input to it; `total` errors are as decoded, with those of the layers
-    before. `worst` is the index of the layer with the largest error of its own.
+    `own` errors arise in the layer itself, given fp16's input; `total` errors include those of the layers before it.
+    `worst` is the index of the layer with the largest error of its own.
     """
 
     own: list[float]
@@ -119,10 +119,10 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Origin of fp16's predictions: stored or made live, device, dtype, and what else sums in 16 bits depend on.
+    """Origin of fp16's predictions: stored or made live, and all that 16-bit rounding depends on.
 
-    That is the number of rows of their batches, and the options ``runtime.compile`` and ``runtime.prefill_chunk`` of
-    the run that made them.
+    That is the device, the dtypes, the number of rows per batch, and the options ``runtime.compile`` and
+    ``runtime.prefill_chunk`` of the run that made them.
     """
 
     kind: Literal["stored", "live"]
@@ -140,12 +140,12 @@ class Fidelity:
 
     Args:
         nll_base, nll: mean negative log-likelihood of the true token with the fp16 cache and with this one, in nats.
-        positions: number of positions; that of the prompt's last token, which the prefill predicts, is apart.
+        positions: number of positions, without the prompt's last token, at which the prefill predicts.
         prompts: number of samples with at least one position.
-        first_kld: mean KL divergence where the prefill predicts; None for a simulated pass.
+        first_kld: mean KL divergence at the prompt's last token; None for a simulated pass.
         bins: figures by the number of tokens since the exact prefill.
         growth: slope of the KL divergence over that number.
-        left: where greedy decoding leaves fp16's answers; None for texts.
+        left: where greedy answers first differ from fp16's; None for texts.
         layers: errors of each layer; None unless some samples were probed.
         answers: ``fp16`` for fp16's own answers, ``task`` for reference answers; None for texts.
     """

@@ -1,4 +1,4 @@
-"""Points that several processes measured: the median of their medians, the spread, and what follows from them.
+"""Points measured by several processes: median of their medians, spread, and the lines and break-evens that follow.
 
 Each process writes a JSON file of ``kvbench.bench tpot`` with the same points (:func:`load_replicates`).
 :func:`fold_replicates` returns, for each point, the figures of the median over processes, and for each setting and
@@ -158,7 +158,7 @@ def variation(samples: Sequence[float]) -> float | None:
 
 
 def length(point: Mapping[str, Any]) -> float:
-    """Return the tokens in the cache in the middle of a point's decoding, for which its time per token stands."""
+    """Return the number of cached tokens in the middle of a point's decoding, to which its time per token applies."""
     return float(point["prompt"] + point["new_tokens"] / 2)
 
 
@@ -199,8 +199,7 @@ def _fits(points: Sequence[Row]) -> Iterator[Row]:
 def _fit(group: Sequence[Row], common: Sequence[int], x: Callable[[Row], float]) -> LatencyFit | None:
     """Fit a line to the points of a setting, and one for each process that measured all points.
 
-    `common` are the numbers of the processes that measured all points, those of other settings among them; `x` returns
-    a point's abscissa.
+    `common` are the numbers of the processes that measured all points of all settings; `x` returns a point's abscissa.
     """
     own = [dict(zip(point["measured_by"], point["medians_s"], strict=True)) for point in group]
     processes = [[(x(point), times[n]) for point, times in zip(group, own, strict=True)] for n in common]

@@ -39,7 +39,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class DiskError(KvbenchError):
-    """Error raised if a result cannot be written, for example because the disk is full; earlier ones are kept."""
+    """Error raised if a result cannot be written, for example because the disk is full; earlier results stay."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         if error.errno == errno.ENOENT:

@@ -105,7 +105,7 @@ def expected_tokens(acceptance: float, gamma: int) -> float:
 
 
 def summed(totals: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Add up the counts and times of answers (:func:`kvbench.decoding.round_times.totals`); None: without rounds.
+    """Add up the counts and times of answers (:func:`kvbench.decoding.round_times.totals`); None: no rounds.
 
     A sum of times is None if any answer's is. The result is None if no answer has rounds.
     """

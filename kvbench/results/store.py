@@ -45,7 +45,7 @@ class RunStore:
         run_id: id of the run, which is also the name of its directory (:mod:`kvbench.results.identity`).
         say: called with one-line messages for the user, for example about a damaged line or about waiting for another
             process.
-        here: True for the directory of this machine, even in a job whose results another machine gathers.
+        here: True to use the directory on this machine only, even in a job whose results another machine gathers.
     """
 
     def __init__(
@@ -151,8 +151,7 @@ class RunStore:
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write `env.json`, which describes the machine and the package versions of the latest command for this run.
 
-        The devices on which earlier samples ran are still known, because each row of `samples.jsonl` records its
-        device.
+        It does not lose the devices of earlier samples, because each row of `samples.jsonl` records its device.
         """
         self._write("env.json", _json(environment, sort_keys=True))
 

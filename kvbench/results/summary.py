@@ -125,7 +125,7 @@ def baseline(store: RunStore) -> RunStore | None:
 def pair_siblings(store: RunStore) -> int:
     """Add the differences from fp16 to the `metrics.json` of each run that finished before this fp16 run.
 
-    For a run that is not fp16, nothing is done. Runs that another process is working on are skipped, because that
+    If `store` is not an fp16 run, nothing is done. Runs that another process is working on are skipped, because that
     process adds the differences itself. A run is also skipped, with a message, if its `metrics.json` was not computed
     from the rows that it has now. The result is the number of updated files.
     """
@@ -204,7 +204,7 @@ def older_code(
 
 
 def _attention_paths(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return ``{reads_packed, path}``: if attention read packed codes, and its paths over all rows joined by ``+``."""
+    """Return ``{reads_packed, path}``: whether attention read packed codes, and all rows' paths, joined by ``+``."""
     seen = [row[MEASURED]["attention"] for row in rows if row.get(MEASURED, {}).get("attention")]
     paths = sorted({part for item in seen for part in item["path"].split("+")})
     paths = [path for path in paths if path != "none"] or paths

@@ -1,4 +1,4 @@
-"""Sweeps on disk: the manifest, written before the first job, the records of the jobs, and how far each job is.
+"""Sweeps on disk: the manifest, written before the first job, the records of the jobs, and the state of each job.
 
 The folder of a sweep (``results/sweeps/<ID>/``) holds ``manifest.json``; for each job ``running-NNNN.json`` while it
 runs and ``job-NNNN.json`` once it has ended; and the table of all jobs, ``table.md`` and ``table.csv``.
@@ -152,7 +152,7 @@ class Sweep:
         return cls(folder, read_manifest(folder))
 
     def progress(self) -> list[Progress]:
-        """Return how far each job is now, in the order of the manifest."""
+        """Return the present state of each job, in the order of the manifest."""
         return [self._progress(job) for job in self.manifest.jobs]
 
     def counts(self) -> dict[State, int]:
@@ -210,7 +210,7 @@ def running_file(folder: Path, number: int) -> Path:
 
 
 def here() -> dict[str, Any]:
-    """Return what identifies this process in the files of a sweep: its host, its number, and when it began."""
+    """Return what identifies this process in the files of a sweep: its host, its process id, and when it began."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "began": began(os.getpid())}
 
 
@@ -238,7 +238,7 @@ def named_sweep(sweeps: Path, name: str) -> Path:
     with a manifest, for a sweep elsewhere (``hydra.sweep.dir``).
 
     Raises:
-        KvbenchError: no folder, or more than one, has a name that begins so.
+        KvbenchError: no folder, or more than one, has a name that begins like this.
     """
     if os.sep in name and (Path(name) / MANIFEST).is_file():
         return Path(name)
@@ -279,7 +279,7 @@ def run_ids(folder: Path) -> set[str]:
 
 
 def _alive(process: Mapping[str, Any] | None) -> bool:
-    """Return True if a process (:func:`here`) still runs; one of another host counts as running."""
+    """Return True if a process (:func:`here`) still runs; a process of another host counts as running."""
     if process is None:
         return False
     if process.get("host") != socket.gethostname():

@@ -84,7 +84,7 @@ def runs_markdown(runs: Sequence[Metrics]) -> str:
 def runs_csv(runs: Sequence[Metrics]) -> str:
     """Return the table of runs as CSV with plain numbers in bytes and seconds, for a spreadsheet or pandas.
 
-    There are lines for the same runs or points as in :func:`table_grid`.
+    It has the same lines as :func:`table_grid`: one per run, or one per point.
     """
     runs = [reread(run) for run in runs]
     lines, chosen = _lines_and_columns(runs)
@@ -123,7 +123,7 @@ def _lines_and_columns(
 
 
 def _point_lines(line: RunLine, fits: Mapping[int, Any], *, repeat_name: bool) -> list[PointLine]:
-    """Return a line per point of a run, or one line without a point. Unless `repeat_name`, only the first is named."""
+    """Return a line per point of a run, or one without a point; the name is in the first, with `repeat_name` in all."""
     points = [
         PointLine(line.name, line.run, int(key.rsplit("@", 1)[1]), int(batch), point, fits.get(int(batch)))
         for key, entry in line.run.scores.items()
@@ -138,7 +138,7 @@ def _point_lines(line: RunLine, fits: Mapping[int, Any], *, repeat_name: bool) -
 def reread(run: Metrics) -> dict[str, Any]:
     """Return a run's metrics, read again from its `metrics.json` if possible, with defaults for keys that are missing.
 
-    The file may have changed since, because an fp16 run that finishes later adds differences to it. If `run` has no key
+    The file may have changed, because an fp16 run that finishes later adds differences to it. If `run` has no key
     ``run_dir``, the run's directory, or the file there is invalid or belongs to another run, the result is `run`
     itself.
     """

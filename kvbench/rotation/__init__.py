@@ -1,4 +1,4 @@
-"""Rotation of heads: keys, queries and values in another basis, in which a cache stores them. Knows only torch.
+"""Rotation of heads: a cache stores keys and values in another basis, and queries follow. Depends only on torch.
 
 Attention scores do not change if the keys and the queries of a head are multiplied by the same orthogonal matrix, nor
 does the output if the values are multiplied by one and the output by its inverse. In another basis, large channels are
@@ -19,7 +19,7 @@ __all__ = ["RotationSpec", "Transform", "transform"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the transforms on first use, so that checking a config through `kvbench.rotation.spec` needs no torch."""
+    """Import a transform on first access, so that checking a config through `kvbench.rotation.spec` needs no torch."""
     if name == "Transform":
         from kvbench.rotation.basis import Transform
 

@@ -1,4 +1,4 @@
-"""A change of the basis of a head's channels, and of what it is multiplied with, so that the products stay the same.
+"""Change of the basis of keys or values, and of what they are multiplied with, so that the products stay the same.
 
 The few tokens of a decode step are rotated on a GPU by a kernel.
 
@@ -54,7 +54,7 @@ def _triton() -> bool:
 
 
 def rotated(x: Tensor, matrix: Tensor, butterfly: Butterfly | None, use: Use) -> Tensor:
-    """Return a tensor of a step times a matrix of a transform, with the order of the input's strides.
+    """Return a step's tensor multiplied by a matrix of a transform; the result has its strides in the input's order.
 
     Args:
         x: ``[B, heads, n, D]``.
@@ -92,7 +92,7 @@ def transform_parts(matrix: Tensor, butterfly: Butterfly | None, use: Use) -> tu
 
 
 def per_program(lines: int, dense: bool) -> int:
-    """Return how many tokens of a head a program rotates: several if many programs would each read a matrix.
+    """Return how many tokens of a head a program rotates: several if otherwise many programs would read a matrix.
 
     `lines` is the number of tokens of all heads; `dense` is True if programs read a matrix.
     """
@@ -125,7 +125,7 @@ class Transform:
     Args:
         forward: M, fp32 ``[D, D]``; or ``[H, D, D]``, with a matrix per KV head.
         dual: N, of the same shape.
-        butterfly: the same as signs and Hadamard matrices, if the transform is of that kind; else None.
+        butterfly: the same transform as signs and Hadamard matrices; None if it is not of that kind.
     """
 
     forward: Tensor
@@ -171,7 +171,7 @@ class Transform:
         return self._product(values, "forward")
 
     def back(self, outputs: Tensor) -> Tensor:
-        """Undo the transform: of outputs ``[B, Hq, n, D]`` over stored values, or of stored keys or values themselves.
+        """Undo the transform of outputs ``[B, Hq, n, D]`` over stored values, or of stored keys or values themselves.
 
         The number of heads may be any multiple of that of the KV heads.
         """

@@ -1,4 +1,4 @@
-"""Transforms by name: those of ``method.rotation``, and those that methods of this package ask for.
+"""Transforms by name: those of ``method.rotation``, and those that single methods use.
 
 Sources of the signs: vLLM 0.33.0, ``int4_per_token_head.py`` (signs of one block, repeated) and ``rocm_octave.py``
 (signs of the whole head); Apache-2.0. Only the rules and the seeds are theirs.
@@ -48,7 +48,7 @@ def octave_signs(channels: int) -> Tensor:
 
 
 def transform(name: str, side: Side, channels: int, device: torch.device, layer: int = 0) -> Transform | None:
-    """Return the transform with a name (:class:`kvbench.rotation.spec.RotationSpec`) for heads of a size.
+    """Return the transform with this name (:class:`kvbench.rotation.spec.RotationSpec`) for heads of `channels`.
 
     The result is None for the name ``none``. `layer` matters only for rotations from a file. Layers with the same
     transform on the same device share its matrices.
@@ -80,7 +80,7 @@ def butterfly_transform(block: int, channels: int, signs: Tensor | None = None, 
 
     Args:
         block: length of the blocks, a power of two that divides `channels`.
-        signs: ``[channels]``; None for none.
+        signs: ``[channels]``; None for no signs.
         scale: the factor; ``block ** -0.5`` makes the transform orthogonal.
     """
     matrix = block_hadamard(block, channels)

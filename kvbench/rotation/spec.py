@@ -93,7 +93,7 @@ class RotationSpec:
                 )
 
     def identity(self) -> dict[str, str]:
-        """Return the two names for a run's identity, with a digest of its content in place of a file's path."""
+        """Return the two names for a run's identity; the path of a file is replaced by a digest of its content."""
         names = {"key": self.key, "value": self.value}
         return {
             side: hashlib.sha256(Path(name).read_bytes()).hexdigest()[:16] if name.endswith(SUFFIX) else name

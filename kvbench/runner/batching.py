@@ -61,7 +61,7 @@ def check_ids(samples: Iterable[Sample]) -> None:
 
 
 def check_any(samples: Sequence[Sample], dataset: Mapping[str, Any]) -> None:
-    """Raise DataError, whose message has the configuration of the data set, if there are no samples."""
+    """Raise DataError if there are no samples; the message shows the configuration of the data set."""
     if samples:
         return
     hint = (

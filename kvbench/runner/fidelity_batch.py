@@ -34,7 +34,7 @@ class FidelityBatch:
     Args:
         input_ids: prompts ``[B, T]``, padded on the left.
         mask: attention mask ``[B, T]``; None: no padding.
-        prompts: facts about the prompts, for the method; None for a text without a prompt.
+        prompts: facts about the prompts that methods may need; None for a text without a prompt.
         tokens: for each row, the given tokens after the prompt; None: fp16's own greedy answer.
         new_tokens: largest number of tokens after a prompt.
     """
@@ -215,14 +215,14 @@ class Passes:
         return {"own": list(errors.own), "total": list(errors.total)}
 
     def new_cache(self, method: Method, batch: FidelityBatch, new_tokens: int) -> Any:
-        """Return an empty cache for a batch, after whose prompts `new_tokens` tokens are decoded."""
+        """Return an empty cache for a batch with room for `new_tokens` tokens after the prompts."""
         length = batch.input_ids.shape[1] + new_tokens
         cache = method.new_cache(self.loaded.model, batch.prompts, max_length=length)
         cache.options = self.options
         return cache
 
     def _check(self, states: Tensor, logits: Tensor) -> None:
-        """Check once that the head gives the logits that the model gave."""
+        """Check, once per object, that the output head maps `states` to the model's own `logits`."""
         if not self._checked:
             self.head.check(states, logits)
             self._checked = True

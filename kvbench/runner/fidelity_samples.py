@@ -49,8 +49,8 @@ class Comparisons:
     def size(self, samples: Sequence[Sample]) -> int:
         """Return the number of samples per batch.
 
-        Prompts run ``runtime.batch_size`` at a time. Windows of a text all have the same length, so more of them run
-        together, because a step takes hardly longer: ``runtime.span_rows``, or :data:`WINDOWS` for ``auto``.
+        Prompts run ``runtime.batch_size`` at a time. Windows of a text all have the same length. More of them run
+        together, because a step then takes hardly longer: ``runtime.span_rows``, or :data:`WINDOWS` for ``auto``.
         """
         runtime = self.config.runtime
         works = [sample.work for sample in samples if isinstance(sample.work, CompareTokens)]
@@ -129,7 +129,7 @@ class Comparisons:
 
 
 def fidelity_figures(compared: Comparison, work: CompareTokens, prompt: int) -> dict[str, Any]:
-    """Return what a row holds under the key ``fidelity`` (:mod:`kvbench.results.fidelity_fold` folds it).
+    """Return the content of a row's key ``fidelity``, which :mod:`kvbench.results.fidelity_fold` averages.
 
     `prompt` is the number of tokens of the exact prefill.
     """
@@ -164,13 +164,13 @@ def fidelity_figures(compared: Comparison, work: CompareTokens, prompt: int) -> 
 
 
 def _prompt_kind(sample: Sample) -> tuple[object, ...]:
-    """Return what the samples of a batch have in common."""
+    """Return the properties in which all samples of a batch must agree."""
     work = work_of(sample)
     return None if work.ids is None else len(work.ids), work.prefill, work.mode
 
 
 def _check_finite(name: str, *states: Tensor) -> None:
-    """Raise NonFiniteError if a final hidden state contains NaN or Inf; a divergence would be no number then."""
+    """Raise NonFiniteError if a final hidden state contains NaN or Inf, which would make the divergence NaN."""
     if not all(bool(torch.isfinite(part).all()) for part in states):
         raise NonFiniteError(
             f"{name}: a final hidden state of the model contains NaN or Inf.\n"

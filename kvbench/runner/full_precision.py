@@ -45,7 +45,7 @@ class FullPrecision:
     def references(
         self, samples: Sequence[Sample], batch: FidelityBatch, report: Report | None
     ) -> list[tuple[Any, Tensor, dict[str, Any]]]:
-        """Return for each sample the tokens at its positions, fp16's states there, and where these come from.
+        """Return for each sample the tokens at its positions, fp16's states there, and the origin of the states.
 
         The samples are of one kind; `batch` is theirs. `report` shows the progress, or is None.
         """
@@ -140,7 +140,7 @@ class FullPrecision:
         return References(Path(self.config.runtime.results_dir) / FOLDER / key, stamp, say)
 
     def _dtypes(self) -> dict[str, str]:
-        """Return the dtypes on which the predictions depend; the arithmetic's only where it is not the storage's."""
+        """Return the dtypes on which the predictions depend; that of the arithmetic only if the storage's differs."""
         named = self.machine.dtypes()
         differs = named["arithmetic"] != named["dtype"]
         return {key: named[key] for key in ("dtype", *(["arithmetic"] if differs else []))}

@@ -1,10 +1,10 @@
-"""The memory that a run is expected to take, and a gate in front of each GPU that lets runs in as long as they fit.
+"""Prediction of the memory that a run takes, and a gate for each GPU that admits runs as long as they fit.
 
-The forecast is made from the configuration alone and imports no torch.
+The prediction uses only the configuration and imports no torch.
 
-Processes of one user agree through a ledger, a file per device with a lock: who is in, who waits, and how many bytes
-each expects to take. Those who wait enter in the order in which they came, so that a large run is not overtaken for
-ever by small ones. Entries of processes that have ended are dropped.
+Processes of one user share a ledger, a locked file per device, which lists the runs that are in, those that wait, and
+the predicted bytes of each. Waiting runs enter in the order in which they came, so that small runs do not overtake a
+large one for ever. Entries of processes that have ended are dropped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ANSWER = 128
 
 
 def peak_bytes(checked: RunConfig) -> int | None:
-    """Return the bytes of GPU memory that a run is expected to take at most; None if its model is not known.
+    """Predict the largest number of bytes of GPU memory that a run takes; None if its model is not known.
 
     They are those of the weights, the keys and values of the longest possible prompt with its answer, the activations
     of the largest forward pass (:mod:`kvbench.profiling.roofline`), and the CUDA context. The cache of a method without
@@ -57,8 +57,8 @@ def peak_bytes(checked: RunConfig) -> int | None:
 def check_fits(checked: RunConfig) -> None:
     """Raise ConfigError if the weights alone take more than ``runtime.memory_limit_gb``.
 
-    Nothing is refused where the size of the weights is not known: no sizes are on this machine, a checkpoint is
-    quantized, or the weights are spread over several devices.
+    Nothing is checked if the size of the weights on a device is unknown: if this machine has no sizes, the checkpoint
+    is quantized, or the weights are spread over several devices.
     """
     limit, model, runtime = checked.runtime.memory_limit_gb, checked.model, checked.runtime
     if limit is None or runtime.device_map is not None or runtime.tensor_parallel is not None:
@@ -87,7 +87,7 @@ def _shape(checked: RunConfig) -> roofline.Shape | None:
 
 
 def _width(checked: RunConfig) -> int:
-    """Return the bytes of a weight or an activation; with ``runtime.arithmetic=auto`` those of the storage."""
+    """Return the bytes of a weight or an activation; with ``runtime.arithmetic=auto``, of the storage dtype."""
     return 4 if "float32" in (checked.model.dtype, checked.runtime.arithmetic) else 2
 
 
@@ -99,7 +99,7 @@ def _weights(checked: RunConfig, shape: roofline.Shape) -> int:
 
 
 def longest(checked: RunConfig) -> tuple[int, int, int]:
-    """Return the tokens of the longest possible prompt, those of an answer, and the largest batch of a run."""
+    """Return the largest numbers of a run: tokens of a prompt, tokens of an answer, and rows of a batch."""
     data, most = checked.dataset, checked.model.max_length
     new = checked.decoding.max_new_tokens or _largest(data, ("max_new_tokens", "new_tokens")) or ANSWER
     wanted = _largest(data, ("lengths", "prompts", "window", "length"))
@@ -204,7 +204,7 @@ class _Ledger:
         self._path, self._lock = place / f"{name}.json", FileLock(place / f"{name}.lock")
 
     def join(self, needed: int) -> str:
-        """Add this process to those that wait, and return the mark of its entry."""
+        """Add a waiting entry for this process, and return the entry's mark."""
         mark = f"{os.getpid()}-{time.monotonic_ns()}"
         entry = {"mark": mark, "pid": os.getpid(), "began": began(os.getpid()), "bytes": int(needed), "in": False}
         with self._lock:
@@ -212,7 +212,7 @@ class _Ledger:
         return mark
 
     def enter(self, mark: str, capacity: int) -> bool:
-        """Let an entry in if nobody waits before it and there is room; return True if it is in."""
+        """Admit an entry if no earlier one waits and there is room; return True if it is admitted."""
         with self._lock:
             entries = self._entries()
             inside = sum(entry["bytes"] for entry in entries if entry["in"])

@@ -1,6 +1,6 @@
 """Facts about Python modules, read from their source files: what their code is, and what they import.
 
-None is imported, because a report must not load torch just to find out whether a method was edited.
+No module is imported, because a report must not load torch just to find out whether a method was edited.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _SCORED = (["self", "sample", "prediction"], ["self", "sample", "predictions"])
 
 @dataclass(frozen=True)
 class Module:
-    """Facts about a source file. One that is not Python has only digests, of its bytes.
+    """Facts about a source file; of a file that is not Python, only digests of its bytes.
 
     Attributes:
         digest: digest of the source without comments, docstrings and formatting.
         unscored: the same, but without the class members that score answers: ``scorer_version``, and ``score`` and
             ``score_questions`` with the arguments that :class:`kvbench.tasks.base.Task` has.
         scorer: digest of only those members; empty if there are none.
-        imports: dotted names of what is imported, which may be modules or what they hold. Imports inside functions
-            count, those inside ``if TYPE_CHECKING:`` only where the module has a ``__getattr__``, which imports them on
-            first use.
+        imports: dotted names of imported modules, or of imported objects in modules. Imports inside functions count.
+            Those inside ``if TYPE_CHECKING:`` count only if the module has a ``__getattr__``, which then imports them
+            on first use.
         bound: names that imports bind, with the dotted name for which each stands; for example ``np``: ``numpy``.
         data: files in the module's folder whose names occur in the source, by that name.
         kernel: True for a module of kvbench that imports Triton when it is imported, so that it runs on GPUs alone.
-        quantizer: True if a class derives from one of kvbench's quantizers, or has the methods of one.
+        quantizer: True if a class derives from one of kvbench's quantizers, or defines a quantizer's methods.
     """
 
     digest: str
@@ -72,7 +72,7 @@ def load(name: str, path: Path | None) -> Module | None:
 
 
 def module_file(name: str) -> Path | None:
-    """Return the file of a module without importing it or a package above it; None if it has none, as in a notebook."""
+    """Return a module's file without importing the module or its packages; None without a file, as in a notebook."""
     top, _, rest = name.partition(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -88,7 +88,7 @@ def module_file(name: str) -> Path | None:
 def package_files(package: str) -> dict[str, Path]:
     """Return the files of a package and of all modules in it, by dotted name.
 
-    Native sources are among them, each under its file's name in its folder's: ``a.b.kernel.cu``.
+    They include native sources; the key is the folder's dotted name followed by the file's name: ``a.b.kernel.cu``.
     """
     start = module_file(package)
     found: dict[str, Path] = {}
@@ -109,12 +109,12 @@ def reached(
 ) -> dict[str, Module]:
     """Return modules and all that they import, directly or indirectly, by name; those without a file are left out.
 
-    A package above a module counts by its own code alone: what its `__init__.py` imports for others to import is
-    followed only under its name.
+    Of a package that contains a module, only the code of `__init__.py` counts; what this file re-exports is followed
+    only if it is imported by the package's name.
 
     Args:
-        names: dotted names of modules, or of what they hold, such as classes.
-        enters: function that tells whether what an imported name stands for is followed.
+        names: dotted names of modules, or of objects in modules, such as classes.
+        enters: function that returns True for imported names that are followed.
         place: function that returns the file of a module, or None if there is none.
         kernels: True to follow what kernels import too.
     """
@@ -168,7 +168,7 @@ def _roots() -> tuple[str, ...]:
 
 @lru_cache(maxsize=2048)
 def _read(name: str, path: Path, modified: int, size: int) -> Module:
-    """Return the facts about a file; equal times and sizes mean that it was not written in between."""
+    """Return the facts about a file, cached by `modified` (time) and `size`, which change when it is written."""
     source = path.read_bytes()
     tree = _tree(source) if path.suffix == ".py" else None  # else data, a native source or a compiled extension
     if tree is None:
@@ -215,7 +215,7 @@ def _digest(*nodes: ast.AST) -> str:
 
 
 def _statements(node: ast.AST, place: str = "module") -> Iterator[tuple[ast.AST, str]]:
-    """Yield the statements inside a node, each with where it stands: ``module``, ``function`` or ``types``."""
+    """Yield the statements inside a node, each with its place: ``module``, ``function``, or ``types``."""
     for name in ("body", "handlers", "orelse", "finalbody", "cases"):
         for child in getattr(node, name, ()):
             yield child, place
@@ -241,7 +241,7 @@ def _scores(member: ast.stmt) -> bool:
 
 
 def _quantizes(cls: ast.ClassDef, bound: Mapping[str, str]) -> bool:
-    """Return True if a class is a quantizer; `bound` is that of its module."""
+    """Return True if a class is a quantizer; `bound` is :attr:`Module.bound` of its module."""
     for base in cls.bases:
         head, _, rest = ast.unparse(base).partition("[")[0].partition(".")
         if below(f"{bound.get(head, head)}.{rest}", ("kvbench.quantizers",)):

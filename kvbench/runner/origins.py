@@ -25,7 +25,7 @@ WEIGHTS = (".safetensors", ".bin")
 
 
 def settle(store: RunStore, checked: RunConfig) -> None:
-    """Compare the model's weights with those of the run's first samples; the first call records their origin instead.
+    """Check that the model's weights are those of the run's first samples; the first call records their origin instead.
 
     The origin (`origin.json`) is the repository, commit and checksums of the model, the encoder and the data, if they
     came from the hub (:func:`of`). Weights that are not in the hub's cache are neither compared nor recorded. This
@@ -66,7 +66,7 @@ def noted(store: RunStore) -> dict[str, Any]:
 
 
 def _model(model: ModelConfig) -> dict[str, Any]:
-    """Return repository, commit and checksums of the weights under ``model``; empty unless all are in the cache."""
+    """Return ``{"model": {...}}``: repository, commit and checksums of the weights; {} unless all are in the cache."""
     if model.random or model.folder() is not None or model.hub_id is None:
         return {}
     repository = repository_of(model)
@@ -78,7 +78,7 @@ def _model(model: ModelConfig) -> dict[str, Any]:
 
 
 def _encoder(method: Method) -> dict[str, Any]:
-    """Return repository or package, commit and checksums of a retrieval encoder's weights under ``encoder``, or {}."""
+    """Return ``{"encoder": {...}}``: origin and checksums of a retrieval encoder's weights; {} if there is none."""
     from kvbench.retrieval.encoders import HUB, wanted
     from kvbench.retrieval.packaged import fetched, of_package
 
@@ -94,7 +94,7 @@ def _encoder(method: Method) -> dict[str, Any]:
 
 
 def _data(task: Task, path: str | None) -> dict[str, Any]:
-    """Return repository, commit and checksums of the data files under ``data``; empty if they are local."""
+    """Return ``{"data": [...]}``: repository, commit and checksums of the data files; empty if they are local."""
     entries: list[dict[str, Any]] = []
     for source, part in () if path is not None else task.files():
         name = source.file.replace("{task}", part).partition("!")[0]

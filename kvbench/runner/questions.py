@@ -1,4 +1,4 @@
-"""Several questions on one cache."""
+"""Answers to several questions about one text, which is cached once."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def terminated_as_interrupt() -> Iterator[None]:
 
 
 def follow(checked: RunConfig, team: Team) -> dict[str, Any]:
-    """On a rank other than 0, run the batches that rank 0 has planned. No results are written.
+    """Run the batches that rank 0 has planned, on a rank other than 0, without writing results.
 
     The result is ``status`` and the number ``rank`` of this rank. The status is ``oom`` if a rank ran out of memory,
     else ``ok``, even if single samples failed; rank 0 records their errors.

@@ -1,8 +1,9 @@
 """fp16's own predictions, stored once for all methods: final hidden states in fp16, one file per sample.
 
-A file holds the decoded tokens and the final hidden state at each position. The output head is in every later run too,
-so the logits need not be stored: at a vocabulary of 128,256 tokens and 4096 channels, states take 31 times less space
-than log-probabilities in 16 bits. Files are written atomically, and an interrupted run keeps those that it has written.
+A file holds the decoded tokens and the final hidden state at each position. Logits need not be stored, because every
+later run has the output head too: with a vocabulary of 128,256 tokens and 4096 channels, states take 31 times less
+space than log-probabilities in 16 bits. Files are written atomically, and an interrupted run keeps those that it has
+written.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Reference:
         tokens: the token that follows at each position, ``[n]``: the decoded tokens.
         states: final hidden state at each position, fp16 ``[n, d]``; position 0 is the last token of the prompt.
         batch_rows: number of samples in the batch that made them.
-        how: what else sums of 16-bit models depend on: ``compile`` and ``prefill_chunk``, the options of the run that
-            made them. They are noted, but do not make a file stale.
+        how: the other settings that 16-bit rounding depends on: ``compile`` and ``prefill_chunk`` of the run that made
+            the predictions. They are recorded, but do not make a file stale.
     """
 
     tokens: NDArray[np.int64]
@@ -63,8 +64,8 @@ class Reference:
 class References:
     """The stored predictions of fp16 for one model and data set.
 
-    They depend on their stamp: digests of head and norm, dtype, device, digest of the code. A file with another one is
-    stale.
+    Each file has a stamp of what its predictions depend on: digests of head and norm, dtype, device, digest of the
+    code. A file with another stamp is stale.
     """
 
     def __init__(self, folder: Path, stamp: Mapping[str, Any], say: Callable[[str], None]) -> None:

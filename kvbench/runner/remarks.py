@@ -1,4 +1,4 @@
-"""Short descriptions of samples and rows for loggers and the progress bar, and a note on a method without effect."""
+"""Short descriptions of samples and rows for loggers and the progress bar, and a check that a method had an effect."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Repetition of stored samples (``runtime.rerun=times`` and ``all``); one that was cut off goes on where it stopped.
+"""Repetition of stored samples (``runtime.rerun=times`` or ``all``), continued by the same command if interrupted.
 
-A repetition has a token, noted in the run's folder and in each row that it has made. Under ``times`` a repeated row
-keeps its answer, scores and bytes, and gets new times and memory peaks.
+A repetition has a token, which is recorded in the run's folder and in each row that it has made. Under ``times`` a
+repeated row keeps its answer, scores and bytes, and gets new times and memory peaks.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ NOISE = 1e-6
 class Rerun:
     """One repetition of a run's stored rows.
 
-    It continues the one that the run's folder notes if that has the same mode and has not ended. In a sweep it is the
-    sweep's: a job that has ended is not repeated when the sweep is continued.
+    It continues the repetition recorded in the run's folder if that has the same mode and has not ended. In a sweep,
+    all jobs share the sweep's token, so a job that has ended is not repeated when the sweep is continued.
 
     Args:
         store: the run's directory, locked by the caller.
         mode: ``times`` or ``all``.
-        anew: True if rows are made anew: under ``all``, and where a row holds nothing but times.
+        anew: True if whole rows are replaced: under ``all``, and for data sets whose rows hold only times.
 
     Attributes:
         token: text that marks the rows of this repetition.
@@ -57,17 +57,18 @@ class Rerun:
         self._store.write_rerun({"mode": self._mode, "token": self.token, "ended": self.ended})
 
     def end(self) -> None:
-        """Note that all samples were repeated."""
+        """Record that all samples have been repeated."""
         self.ended = True
         self._note()
 
     def split(self, rows: Mapping[str, Row], now: codes.Code, label: str) -> tuple[dict[str, Row], set[str]]:
-        """Return the rows that stay, and the ids of those among them that are to be repeated.
+        """Return the rows to keep, and the ids of those among them whose samples are to run again.
 
         `now` holds the digests of the current code (:mod:`kvbench.runner.sources`).
 
         Raises:
-            KvbenchError: only times are to be made, but older code made some answers, and new times are not theirs.
+            KvbenchError: only times are to be replaced, but older code made some answers, which new times would not
+                fit.
         """
         current, older = stored.split_by_code(rows, now)
         mine = {name: row for name, row in current.items() if row.get(MEASURED, {}).get(MARK) == self.token}
@@ -90,12 +91,12 @@ class Rerun:
         return {**before, MEASURED: {**row[MEASURED], **other}}
 
     def differing(self, rows: Sequence[Row]) -> list[str]:
-        """Return the ids of the rows whose new times are of another answer than the stored one."""
+        """Return the ids of the rows whose repetition gave another answer than the stored one."""
         return [row["id"] for row in rows if row[MEASURED].get(MARK) == self.token and row[MEASURED].get(DIFFERS)]
 
 
 def _same_answer(before: Row, row: Row) -> bool:
-    """Return True if two rows of a sample have the same answer; of texts and comparisons: close to the same scores."""
+    """Return True if two rows of a sample have the same answer, or, if they have none, nearly the same figures."""
     if any(one.get(key) for one in (before, row) for key in ("tokens", "prediction")):
         return all(before.get(key) == row.get(key) for key in ("tokens", "prediction"))
     numbers = [_numbers(one.get("scores")) | _numbers(one.get("nll")) | _row_divergence(one) for one in (before, row)]

@@ -43,7 +43,7 @@ def machine_name(checked: RunConfig) -> str:
 
 
 def fitted(checked: RunConfig) -> RunConfig:
-    """Return the configuration whose plain data a run records: with the group sizes that are really used.
+    """Return the configuration as a run records it: with the group sizes that are really used.
 
     A default group size is replaced if it does not divide the model's head dimension. The new size becomes part of the
     quantizer's name, for example ``int2+value.group_size=16``, and a message reports it.

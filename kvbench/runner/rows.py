@@ -16,7 +16,7 @@ Report = Callable[[float, str], None]
 class Strategy(Protocol):
     """Interface of the classes that run samples; there is one class per kind of work (:mod:`kvbench.tasks.work`).
 
-    In all of them, `task` scores the answers, `machine` names the device and the dtypes, which are copied into each
+    In all strategies, `task` scores the answers, `machine` has the names of device and dtypes that are copied into each
     row, and `options` are the kernels and back ends that caches use.
     """
 
@@ -46,7 +46,7 @@ class Machine:
         dtype: dtype of what the cache stores in full precision.
         arithmetic: dtype of weights and activations; None for `dtype`.
         usual_dtype: storage of ``model.dtype=auto``; None for `dtype`.
-        slower: why the arithmetic has 16 bits where float32 would be faster; empty if it would not be.
+        slower: why the model computes in 16 bits although float32 would be faster; empty if float32 is not faster.
     """
 
     device: str

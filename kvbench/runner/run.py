@@ -167,7 +167,7 @@ class RunSteps(RunState):
             )
 
     def _begin_rerun(self) -> None:
-        """Drop the rows that ``runtime.rerun=all`` makes anew, or note those whose times are to be made again."""
+        """Drop the rows that ``runtime.rerun=all`` replaces, or record the rows whose times are measured again."""
         mode = str(self.checked.runtime.rerun)
         anew = mode == "all" or self.task.times_only or self.task.adaptive
         self.rerun, before = Rerun(self.store, mode, anew=anew), len(self.rows)
@@ -178,7 +178,7 @@ class RunSteps(RunState):
             say(f"{self.label}: {count} of {before} stored samples are repeated, because runtime.rerun={mode}{kept}")
 
     def _end_rerun(self) -> None:
-        """Note the end of a repetition, and name the samples that gave another answer than the stored one."""
+        """Record the end of a repetition, and report the samples that gave another answer than the stored one."""
         if self.rerun is None or self.failures.errors or (self._missing() and self.failures.oom is None):
             return
         self.rerun.end()
@@ -214,7 +214,7 @@ class RunSteps(RunState):
         return True
 
     def _settle_arithmetic(self) -> None:
-        """Take over the arithmetic of the stored rows, or of the runs that this one is compared with."""
+        """Use the arithmetic dtype of the stored rows or, without any, of the runs that this one is compared with."""
         runtime = self.checked.runtime
         own = [row for row in self.rows.values() if MEASURED in row]
         if self.team is not None or (runtime.arithmetic != "auto" and not own):
@@ -243,7 +243,7 @@ class RunSteps(RunState):
         self.rows.update({row["id"]: row for row in fresh})
 
     def _generate(self, missing: list[Sample]) -> Generator[Batch, list[Row], None]:
-        """Load the model and run the missing samples; the first batch warms up, and its live tensors are counted."""
+        """Load the model and run the missing samples; the first batch is a warm-up whose live tensors are counted."""
         self.checked.method.ready()  # this and the next refuse at once, without torch
         check_fits(self.checked)
         from kvbench.models.devices import homes
@@ -313,7 +313,7 @@ class RunSteps(RunState):
     def _batches(self, session: Session, missing: list[Sample]) -> Iterator[tuple[int, list[Sample]]]:
         """Yield the batches of the missing samples, each with the number of those that follow.
 
-        An adaptive task is asked for its next sample after each batch; the number is then that of known samples.
+        An adaptive task is asked for its next sample after each batch; the number then counts the samples known so far.
         """
         if not self.task.adaptive:
             planned = session.plan(missing)
@@ -325,7 +325,7 @@ class RunSteps(RunState):
 
 
 def _asked(batch: Batch) -> Generator[Batch, list[Row], Outcome]:
-    """Have one batch run by the caller of the steps, and return it with its rows or the exception that it raised."""
+    """Yield one batch to the caller of the steps, which runs it; return it with its rows or its exception."""
     try:
         return batch.samples, (yield batch)
     except Exception as error:

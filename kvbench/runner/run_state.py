@@ -1,6 +1,6 @@
 """The state of one run, and all that it writes: rows, failures, the machine's load and, at its end, `metrics.json`.
 
-Failures are errors in single samples, and lack of memory.
+Failures are errors in single samples, and running out of memory.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def lost(failure: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None, dict[s
 
     Returns:
         The status of the run (``interrupted``, ``oom`` or ``error``), the record of the out-of-memory error or None,
-        and the record of any other error or None. The records are those of :class:`Failures`, except that the first
-        does not contain ``code``.
+        and the record of any other error or None. The records have the form of :class:`Failures`, but that of the
+        out-of-memory error lacks ``code``.
     """
     message = f"rank {failure['rank']}: {failure['message']}"
     if failure["kind"] == "KeyboardInterrupt":
@@ -178,7 +178,7 @@ class RunState:
         return True
 
     def _note_load(self, start: load.Moment, session: Session | Workers) -> None:
-        """Record how busy the machine was since `start`; the notes below a table say if that distorts times.
+        """Record how busy the machine was since `start`, so that tables can warn if this distorts times.
 
         The worker processes of a session count as part of the run.
         """
@@ -191,13 +191,13 @@ class RunState:
             self.store.write_environment(self.environment)
 
     def _lost(self, failure: Mapping[str, Any]) -> None:
-        """Record that another rank failed; this process then ends, as its main thread would wait for it forever."""
+        """Record that another rank failed; this process then ends, because its main thread would wait forever."""
         self._finish(*lost(failure))
 
     def _finish(
         self, status: str, oom: dict[str, Any] | None = None, error: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Write the end of the run on the first call; later calls return what that one wrote.
+        """Write the final status and figures of the run on the first call; later calls return what the first one wrote.
 
         Both the main thread and the one that watches the other ranks may call this. `oom` and `error` are records of
         what happened on another rank, if anything did.
@@ -210,7 +210,7 @@ class RunState:
             return self._ended
 
     def _write(self, status: str) -> dict[str, Any]:
-        """Write `metrics.json`, send it to the logger, and return it; a failing logger cannot lose it."""
+        """Write `metrics.json`, then send it to the logger, and return it; it stays on disk if the logger fails."""
         asked = {sample.id for sample in self.samples}
         metrics = summary.build(
             self.store,

@@ -64,8 +64,8 @@ class Session:
         """Return the devices of the model, how the model is distributed over them, and the form of its weights.
 
         They are ``devices``, torch's names of all devices including those of other ranks; ``layout``, for example
-        ``tensor_parallel``; ``weights``, a description of 4-bit weights, if the model has them, and
-        ``dequantized``, the format that its weights had before they were converted to float32, if they had one
+        ``tensor_parallel``; ``weights``, a description of 4-bit weights, if the model has them; and ``dequantized``,
+        the quantized format that its weights had before they were converted to float32, if any
         (:class:`kvbench.models.load.LoadedModel`).
         """
         assert self._loaded is not None
@@ -75,7 +75,7 @@ class Session:
 
     @property
     def warm(self) -> bool:
-        """True if a batch has run, so that the next one is not a warm-up."""
+        """True if a batch has already run, so that the next batch is not a warm-up."""
         return not self._first
 
     def answers(self) -> Answers:
@@ -85,7 +85,7 @@ class Session:
     def close(self) -> None:
         """Release the model, so that its memory is free for the next run; the session cannot be used afterwards.
 
-        A shared model stays loaded for the next run, without anything that this run has attached to it.
+        A shared model stays loaded for the next run; everything that this run has attached to it is removed.
         """
         if self._loaded is not None:
             self.config.method.detach(self._loaded.model)
@@ -113,7 +113,7 @@ class Session:
 
 
 def strategies(config: RunConfig, loaded: LoadedModel, machine: Machine) -> dict[type[Work], Callable[[], Strategy]]:
-    """Return by kind of work what makes its strategy, the same one at each call; a run imports only those it needs."""
+    """Return, by kind of work, a function that makes its strategy once; a run imports only the strategies it needs."""
     task, options = config.task, Options(kernels=config.runtime.kernels, mlp_chunk=config.runtime.mlp_chunk)
 
     @cache

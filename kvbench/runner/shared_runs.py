@@ -43,7 +43,7 @@ def shared_rows(sessions: Sequence[Session], samples: Sequence[Sample]) -> list[
     """Run a batch for several methods, and return for each its rows or its error.
 
     The sessions share a model and a data set, and their methods can share a prefill. Every session runs its first batch
-    by itself, which warms up and measures the peak memory of prefill. So do samples that are not answered (perplexity,
+    alone, to warm up and to measure the peak memory of prefill. It also runs alone samples without answers (perplexity,
     points of time and memory), and batches for which memory does not suffice. Only sessions that compute in the same
     dtype share a prefill.
     """
@@ -128,7 +128,7 @@ def _read_shared(
 
 
 def choose_home(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[torch.device | None, str]:
-    """Decide where to keep a batch's keys and values between prefill and the methods' placing.
+    """Decide where to hold a batch's keys and values after prefill until each method has placed them.
 
     They stay on the model's device if its free memory is predicted to suffice for them together with the prefill's
     activations, or with the largest cache. Otherwise they go to the host, if its memory suffices.
@@ -153,8 +153,8 @@ def predicted_bytes(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[
     """Predict the bytes that a shared prefill takes in addition to the weights.
 
     Returns:
-        The bytes of what is kept for all methods; and those of either the prefill's activations or the largest cache,
-        whichever takes more.
+        The bytes of keys and values that are held for all methods; and the bytes of the prefill's activations or of the
+        largest cache, whichever are more.
     """
     loaded, runtime = strategies[0].loaded, strategies[0].config.runtime
     shape, width = loaded.architecture, loaded.dtype.itemsize
@@ -174,7 +174,7 @@ def predicted_bytes(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[
 
 
 def unused_memory(device: torch.device) -> float | None:
-    """Return the free bytes of a GPU or of the host; None if they are unknown."""
+    """Return the free bytes of a GPU's memory, or of the host's for a CPU; None if they are unknown."""
     if device.type == "cuda":
         return free_bytes(device, None)
     return free_memory()
@@ -194,7 +194,7 @@ class _Member:
 
 
 def run_sharing_refusal(checked: RunConfig) -> str | None:
-    """Return why a run cannot share its prefills with others; None if it can."""
+    """Return the reason why a run cannot share its prefills with others; None if it can."""
     runtime = checked.runtime
     if checked.task.adaptive or checked.task.times_only or checked.task.single_process:
         return "its data set measures time and memory"
@@ -266,7 +266,7 @@ def run_together(
 def _side_by_side(
     members: Sequence[_Member], begun: Callable[[int, str], None], end: Callable[[int, Ended], None]
 ) -> None:
-    """Carry out runs in step: whenever several ask for the same batch, they get it together."""
+    """Carry out runs in parallel steps: whenever several ask for the same batch, it is run once for all of them."""
     with ExitStack() as stack:
         stores = {}
         for member in sorted(members, key=lambda one: one.name):  # the same order in every process: no deadlock

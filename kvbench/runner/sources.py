@@ -1,7 +1,7 @@
 """Digests of the code on which a run's outputs depend, one per part (method, quantizer, task, ...).
 
-What counts is found by following imports: from the modules that run batches of samples, from the method's and from the
-data set's. So an edit of any module that a run may execute changes a digest, and no list of modules is kept by hand.
+The modules are found by following imports, from those that run batches of samples, that of the method and that of the
+data set. So an edit of any module that a run may execute changes a digest, and no list of modules is kept by hand.
 Comments, docstrings, formatting, the folder and the version of Python do not affect a digest. The user's own code is
 treated like kvbench's.
 """
@@ -65,25 +65,26 @@ Parts = dict[str, dict[str, Module]]
 def code(config: Mapping[str, Any]) -> Code:
     """Return the digest of each part of the source code on which the outputs of a run depend (:func:`parts`).
 
-    One is None if the part has no source file. The storage is among them, which is no digest.
+    A digest is None if the part has no source file. The storage dtype is included as if it were a part.
     """
     return {**_digests(parts(config)), **codes.storage_now(config)}
 
 
 def shared_code() -> Code:
-    """Return the digests of what all methods and data sets use of kvbench's code."""
+    """Return the digests of the parts of kvbench's code that all methods and data sets use."""
     return _digests(_Package().shared())
 
 
 def parts(config: Mapping[str, Any]) -> Parts:
     """Return the modules on which the outputs of a run depend, by part of the code.
 
-    ``method`` has kvbench's methods and the user's modules that the method's class needs, ``task`` those that the data
-    set needs, without its scoring, which ``scorer`` has; ``quantizer`` has all of kvbench's if the run has a quantizer.
-    The others are what all runs share: a part for each package (``cache``, ``attention``, ...) with what a run may
-    execute on a CPU, one for the kernels of each package (``cache/kernels``), one for each family of kernels of
-    attention (``attention/cuda``), and those of :data:`OPTIONAL`. Of all parts with a slash, rows record only what they
-    used.
+    The run's own parts are ``method`` (kvbench's methods, and the user's modules that the method's class needs),
+    ``task`` (modules that the data set needs, without scoring), ``scorer`` (scoring), and ``quantizer`` (all of
+    kvbench's quantizers, if the run has one).
+
+    All runs share the others: a part for each package (``cache``, ``attention``, ...) with the code that may run on a
+    CPU, one for the kernels of each package (``cache/kernels``), one for each family of attention kernels
+    (``attention/cuda``), and those of :data:`OPTIONAL`. A row records a part with a slash only if it used it.
 
     Of `config`, only the classes of `method` and `dataset` matter (:func:`targets`), and whether there is a quantizer.
     """
@@ -93,9 +94,9 @@ def parts(config: Mapping[str, Any]) -> Parts:
 
 
 def targets(config: Mapping[str, Any], group: str) -> tuple[str, ...]:
-    """Return the class of a configuration's method or data set, and the further ones that its options name.
+    """Return the class of a configuration's method or data set, and further classes that its options name.
 
-    Those are options of :data:`NAMED`: ``dataset.over=gsm8k``, ``method.draft=kivi``, ``method.press=mine.Press``.
+    The options are those of :data:`NAMED`: ``dataset.over=gsm8k``, ``method.draft=kivi``, ``method.press=mine.Press``.
     """
     found = [str(config[group].get("_target_") or "")]
     for value in filter(None, (config[group].get(key) for key in NAMED[group])):
@@ -112,11 +113,11 @@ class _Package:
     Attributes:
         files: the files of modules and native sources by name (:func:`kvbench.runner.modules.package_files`).
         native: names of the native sources.
-        families: the parts that are kernels of attention, one of which serves a step: the folders of
+        families: the parts that are families of attention kernels, of which a step uses one: the folders of
             `kvbench/attention/` with a module ``decode`` or native sources.
-        optional: for each part that only some rows used, the modules through which it is reached, or packages of them.
+        optional: for each part that only some rows use, the modules or packages with which its imports begin.
         base: modules that every run may execute, on a CPU too.
-        kernels: modules that these import on a GPU.
+        kernels: modules that those of `base` import only on a GPU.
     """
 
     def __init__(self) -> None:
@@ -146,9 +147,9 @@ class _Package:
         return found | {part: self._reached_by(part, names) for part, names in roots.items()}
 
     def method(self, classes: Sequence[str], quantized: bool) -> Parts:
-        """Return a method's own part and its quantizers', and all that runs share; `classes` are its :func:`targets`.
+        """Return the parts ``method`` and ``quantizer``, and those that all runs share; `classes` are :func:`targets`.
 
-        The kernels that only this method uses count among those of their packages.
+        Kernels that only this method uses are included in the kernels of their packages.
         """
         found, home = self._needed(classes, (_TASKS,)), classes[0].rpartition(".")[0]
         self.kernels |= {name for name, module in found.items() if module.kernel}
@@ -170,9 +171,9 @@ class _Package:
         return {**self.shared(), "method": rest, "quantizer": quantizers}
 
     def task(self, classes: Sequence[str]) -> Parts:
-        """Return a data set's own part and its scorer's; `classes` are its :func:`targets`.
+        """Return the parts ``task`` and ``scorer`` of a data set; `classes` are its :func:`targets`.
 
-        They are separate because an edited scorer needs no new predictions: the stored ones are scored again.
+        They are separate because an edited scorer needs no new predictions: stored ones are scored again.
         """
         others = [package for package in CHOSEN if package != _TASKS]
         found = self._needed(classes, ("kvbench.methods", *others, _METRICS))
@@ -182,10 +183,10 @@ class _Package:
         return {"task": _unscored(found), codes.SCORER: scorers if found else {}}
 
     def _needed(self, classes: Sequence[str], closed: tuple[str, ...]) -> dict[str, Module]:
-        """Return the modules of classes, and all that they import beside the base.
+        """Return the modules of classes and all that they import, without the base.
 
-        The user's modules and those of a class's own top-level package are followed, and of kvbench's all but those in
-        `closed`.
+        Imports are followed into the user's modules, modules of a class's own top-level package, and modules of kvbench
+        that are not in `closed`.
         """
         tops, inside = {name.partition(".")[0] for name in classes}, self._outside((*_BESIDE, *closed))
 
@@ -199,7 +200,7 @@ class _Package:
     def _outside(self, closed: tuple[str, ...], part: str = "") -> Callable[[str], bool]:
         """Return a predicate for modules of kvbench that are neither in the base nor in `closed`, nor optional.
 
-        Only what is in the optional `part` is let through; families of kernels may use each other's modules.
+        It is also True for the modules of the optional `part`; families of kernels may use each other's modules.
         """
         mine = self.families if part in self.families else {part}
         others = [name for other, names in self.optional.items() if other not in mine for name in names]
@@ -210,9 +211,9 @@ class _Package:
         return self.files.get(name) if below(name, ("kvbench",)) else modules.module_file(name)
 
     def _reached_by(self, part: str, names: Iterable[str]) -> dict[str, Module]:
-        """Return the modules and native sources of an optional part, and what they import beside the base.
+        """Return the modules and native sources of an optional part and all that they import, without the base.
 
-        The native sources of all families of kernels count whose modules are among them.
+        If a module of a family of kernels is among them, all native sources of this family are included.
         """
         found = modules.reached(names, self._outside((_QUANTIZERS, RECORDING), part), self._place, kernels=True)
         homes = {self._home(name) for name in found} & self.families

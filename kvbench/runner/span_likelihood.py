@@ -45,7 +45,7 @@ SHARE = 0.8
 def rows_at_once(method: Method, loaded: LoadedModel, span: ScoreText, limit_gb: float | None = None) -> int:
     """Return the number of spans of a batch for ``runtime.span_rows=auto`` on a GPU.
 
-    The method is without speculation, as in the whole module. `limit_gb` is that of :func:`free_bytes`.
+    The method must have no speculation, as in this whole module. `limit_gb` is that of :func:`free_bytes`.
     """
     width, device = len(span.ids), loaded.device
     size = pass_tokens(span.chunk, device) if span.mode == "decode" else width
@@ -68,7 +68,7 @@ def even(count: int, most: int) -> int:
 
 
 def goes_by_steps(method: Method, loaded: LoadedModel, size: int) -> bool:
-    """Return True if attention must go token by token, so that captured steps serve the method best.
+    """Return True if tokens must go through attention one by one, so that captured steps suit the method best.
 
     `size` is the number of tokens per row and forward pass.
     """
@@ -80,7 +80,7 @@ def goes_by_steps(method: Method, loaded: LoadedModel, size: int) -> bool:
 def cache_bytes(method: Method, shape: Shape, span: ScoreText, element: int) -> int:
     """Return the predicted bytes of one span's cache; those of full precision if the method has no formula.
 
-    Sliding windows, with which it would be smaller, are left out. `element` is bytes per element in full precision.
+    Sliding windows, which would make it smaller, are ignored. `element` is bytes per element in full precision.
     """
     width = len(span.ids)
     if span.mode == "fp16":
@@ -104,8 +104,8 @@ def cache_bytes(method: Method, shape: Shape, span: ScoreText, element: int) -> 
 def pass_bytes(shape: Shape, intermediate: int, width: int, size: int, element: int) -> int:
     """Return the predicted bytes that one row of a pass takes besides its cache, in the layer that takes most.
 
-    They are: all keys and values of a layer in full precision (two copies, as some are chosen from them), the codes and
-    fp32 values from which half of them are dequantized, activations, and the logits.
+    They are: all keys and values of a layer in full precision (two copies, because tokens are selected from them), the
+    codes and fp32 values from which half of them are dequantized, activations, and the logits.
 
     Args:
         intermediate: channels inside a feed-forward layer.
@@ -159,7 +159,7 @@ class TextSpans:
     compile: bool = False
 
     def size(self, samples: Sequence[Sample]) -> int:
-        """Return the largest number of spans per batch, which divides the samples evenly if it is chosen here."""
+        """Return the largest number of spans per batch; with ``auto`` on a GPU, batches are of even size."""
         if self.rows_at_once != "auto":
             return self.rows_at_once
         if self.loaded.device.type != "cuda" or not self._alone:
@@ -283,7 +283,7 @@ def span_of(sample: Sample) -> ScoreText:
 
 
 def _span_kind(sample: Sample) -> tuple[object, ...]:
-    """Return what the spans of a batch have in common."""
+    """Return the properties in which all spans of a batch must agree."""
     span = span_of(sample)
     return len(span.ids), span.prefill, span.mode, span.chunk
 

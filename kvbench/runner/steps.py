@@ -1,4 +1,4 @@
-"""Runs step by step: a run asks for the rows of one batch after another, so that several runs can go side by side."""
+"""A run as a generator that asks its caller for the rows of one batch after another, so that runs can share batches."""
 
 from __future__ import annotations
 

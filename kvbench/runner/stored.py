@@ -41,11 +41,11 @@ def split_by_code(rows: Mapping[str, Row], now: Code) -> tuple[dict[str, Row], d
 def kept_arithmetic(
     rows: Iterable[Row], store: RunStore, config: Mapping[str, Any]
 ) -> Literal["storage", "float32"] | None:
-    """Return the arithmetic that a run with ``runtime.arithmetic=auto`` must keep, because others are compared with it.
+    """Return the arithmetic dtype that a run with ``runtime.arithmetic=auto`` must use to stay comparable.
 
-    It is that of the run's own rows, else that of the fp16 run with the same setting, else that of any other such run.
-    It is None if there are neither rows nor other runs, or if the caches of all of these store in another dtype than
-    this run's would.
+    It is that of the run's own rows, else that of the fp16 run with the same model, data and seed, else that of any
+    other such run. It is None if there are neither rows nor such runs, or if all of these have caches in another dtype
+    than this run's.
     """
     records: list[Mapping[str, Any]] = [row[MEASURED] for row in rows if MEASURED in row]
     if not records:
@@ -76,7 +76,7 @@ def check_older_rows(
         wanted: ids of all samples of the run.
         missing: number of these samples that have no stored row.
         now: digests of the current code (:mod:`kvbench.runner.sources`).
-        checked: ``runtime.mix_code=true`` turns the error into a warning, unless the storage is among what has changed.
+        checked: ``runtime.mix_code=true`` turns the error into a warning, unless the storage dtype has changed too.
     """
     stored = {name: rows[name] for name in wanted if name in rows}
     _, older = split_by_code(stored, now)

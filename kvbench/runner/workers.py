@@ -1,4 +1,4 @@
-"""One run on several worker processes, each with a whole model: every batch of samples goes to the next free worker.
+"""Execution of one run on several worker processes, each with a whole model: a batch goes to the next free worker.
 
 The parent acts like a single process: it locks the run, selects the samples, writes the files and calls the loggers.
 The workers load the model and run batches. The batches are those of a single process, so the rows are the same.
@@ -72,7 +72,7 @@ class Workers:
         self._crew.stop()
 
     def unseen(self) -> list[Outcome]:
-        """Return the batches that were done when :meth:`outcomes` was interrupted, and that it did not yield."""
+        """Return the batches that were finished but not yet yielded when :meth:`outcomes` was interrupted."""
         return [(self._batches[index], answer) for index, answer in self._crew.unseen() if isinstance(index, int)]
 
 
@@ -126,7 +126,7 @@ def _gpu_count() -> int:
 
 @contextmanager
 def open_workers(checked: RunConfig, missing: Sequence[Sample], count: int) -> Iterator[Workers]:
-    """Start the workers inside a ``with`` block, and end them at its end; yields them once the first one is ready."""
+    """Start the workers at the beginning of a ``with`` block, and end them after it; yield them once one is ready."""
     plain = checked.plain
     alone = {**plain, "runtime": {**plain["runtime"], "workers": 1}, "logger": {"name": "none"}}
     count = min(count, len(missing))
@@ -136,7 +136,7 @@ def open_workers(checked: RunConfig, missing: Sequence[Sample], count: int) -> I
 
 
 class _Served:
-    """Answers of a worker: the plan of a run's batches, and the rows of a batch."""
+    """The server of a worker: answers requests for the plan of a run's batches and for the rows of a batch."""
 
     def __init__(self, session: Any, task: Task, count: int) -> None:
         self._session, self._device = session, session.machine.device
@@ -151,7 +151,7 @@ class _Served:
         }
 
     def answer(self, request: Mapping[str, list[str]]) -> Any:
-        """Return the batches of ``request["plan"]``, all sample ids of the run, or the rows of ``request["rows"]``."""
+        """Return the batches of the sample ids in ``request["plan"]``, or the rows of those in ``request["rows"]``."""
         if "plan" in request:
             planned = self._session.plan([self._samples[name] for name in request["plan"]])
             return [[sample.id for sample in batch] for batch in planned]
@@ -163,7 +163,7 @@ class _Served:
 
 @contextmanager
 def serve(argument: Mapping[str, Any], place: int, opening: Callable[..., Any] | None = None) -> Iterator[_Served]:
-    """Load the model of a run in a worker process inside a ``with`` block, and yield what the worker answers.
+    """Load the model of a run in a worker process inside a ``with`` block, and yield the object that answers requests.
 
     `argument` has ``config``, the configuration as plain data, and ``count``, the number of workers. `place` is the
     number of the worker, from 0. `opening` opens a session; None for :func:`kvbench.runner.ranks.open_session`.

@@ -220,10 +220,10 @@ class Task:
         return {}
 
     def machine_identity(self, runtime: Any, device: Callable[[], str]) -> dict[str, Any] | None:
-        """Return the facts about the machine that affect the results; scores have none, but times and memory do.
+        """Return the facts about the machine on which the results depend; None if the task measures no time or memory.
 
-        They are the device's name and runtime options as JSON data, which is hashed into the run id, or None. Calling
-        `device`, which returns the name, imports torch.
+        They are the device's name and runtime options as JSON data, which is hashed into the run id. Calling `device`,
+        which returns the name, imports torch.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Files of data sets: found in a local folder or in the hub's cache, or downloaded from the hub.
+"""Search for the files of data sets in a local folder or in the hub's cache, and their download from the hub.
 
 No dataset script is ever run. If a file is missing and the hub does not answer, an error is raised within three
 seconds, before a model is loaded. It names the override that would supply the file.
@@ -85,9 +85,9 @@ def find_records(
 
 
 def check_split(key: str, name: str) -> None:
-    """Raise ConfigError unless `name`, the value of the option `key`, can be that of a file in or below a folder.
+    """Raise ConfigError unless `name`, the value of the option `key`, can be the name of a file in or below a folder.
 
-    It is checked also where it is not needed, because `path` is a single file: it is part of a run's configuration.
+    It is checked even if `path` is a single file and does not need it, because it is part of a run's configuration.
     """
     if not _SPLIT.fullmatch(name) or ".." in name.split("/"):
         raise ConfigError(

@@ -142,9 +142,9 @@ class Efficiency(Task):
                 yield self._sample(prompt, batch)
 
     def identity(self) -> dict[str, Any]:
-        """Return the options that affect the figures of a point; prompt lengths and batch sizes are not among them.
+        """Return the options that affect the figures of a point.
 
-        A larger grid therefore adds points to the same run.
+        Prompt lengths and batch sizes are left out, so that a larger grid adds points to the same run.
         """
         settings = {key: getattr(self, key) for key in ("new_tokens", *SETTINGS)}
         settings = {key: value for key, value in settings.items() if key not in LATER or value != LATER[key]}

@@ -1,10 +1,10 @@
-"""Fidelity as a task: how far a cache's predictions are from those of the full-precision cache, token by token.
+"""Fidelity as a task: the distance of a cache's predictions from those of the full-precision cache, token by token.
 
 The tokens are given: windows of a text, or fp16's own greedy answers to the prompts of another data set. The cache to
 examine (the candidate) holds an exact prefill of the prompt, and then decodes these tokens one at a time, so that every
 prediction after the first reads what the cache really stores. At each position three things are computed: the KL
-divergence from fp16's prediction, the change of the true token's probability, and whether both find the same token most
-probable (:mod:`kvbench.metrics.fidelity`).
+divergence from fp16's prediction, the change of the true token's probability, and whether both give the same token the
+highest probability (:mod:`kvbench.metrics.fidelity`).
 """
 
 from __future__ import annotations

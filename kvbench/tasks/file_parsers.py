@@ -3,9 +3,9 @@
 A damaged file can be a single endless line, and a small file can hold more values than fit into memory. Reading
 therefore stops with an error when a limit of :mod:`kvbench.tasks.files` is exceeded.
 
-Parquet: shards are read one after the other, as the hub stores a split, by the package `datasets` (Lhoest et al.
-2021), which is imported on first use, as that takes seconds. As used here, it does not write to its own cache or use
-the network.
+Parquet files are read by the package `datasets` (Lhoest et al. 2021), the shards of a split one after the other. It is
+imported on first use, because this takes seconds. As used here, it neither writes to its own cache nor uses the
+network.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Records(Task):
         separator: text after each example.
         limit: number of samples, taken from the beginning of the split; None for all.
         stop: strings at which an answer ends.
-        chat: whether the prompt is put into the model's chat wrapper.
+        chat: True to put the prompt into the model's chat wrapper.
         system: text of a system turn; None for no such turn.
         truncation: ``middle`` removes tokens from the middle of a prompt that is too long; ``refuse`` raises an error.
     """
@@ -172,7 +172,7 @@ class Records(Task):
 
     @property
     def _place_of_context(self) -> str:
-        """Name under which `template` contains the context."""
+        """Name of the placeholder in `template` that stands for the context."""
         assert self._context is not None and self.context is not None
         return self.context if self.context in self._template.fields else "context"
 
@@ -219,7 +219,7 @@ class Records(Task):
         return splits
 
     def _repeated(self, entries: Sequence[Entry]) -> list[tuple[int, int]]:
-        """Return the numbers of records that make the same prompt with the same answers, as pairs: first and later."""
+        """Return pairs of records with the same prompt and answers, as the indices of the first and of a later one."""
         seen: dict[Any, int] = {}
         pairs = [
             (seen.setdefault((entry.prompt, entry.context, entry.answers), number), number)

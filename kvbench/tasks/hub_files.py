@@ -1,16 +1,15 @@
-"""Files of a data set on the hub: those of a split, in the cache of this machine, or downloaded into it.
+"""Files of a data set on the hub: search for the files of a split, look-up in the local cache, and download.
 
-A split and its shards are found as the package `datasets` resolves them from a repository's README and names.
-
-The package is given a folder of empty files with the names of the repository's files. It then applies its rules without
-using the network, where its retries would take half a minute. The files themselves are downloaded by `kvbench.hub`.
+The package `datasets` resolves a split and its shards from a repository's README and file names. It is given a folder
+of empty files with the names of the repository's files. It then applies its rules without the network, on which its
+retries would take half a minute. The files themselves are downloaded by `kvbench.hub`.
 
 Shards are files named ``STEM-00000-of-00002.parquet``, into which the hub divides large splits; some uploads add a
 digest: ``test-00000-of-00001-29a571947c0b5ccc.parquet``.
 
-Of a source, the repository and the revision count; `name` replaces its `file`: the path of a file in the repository, a
-pattern with ``*``, or a split (``@CONFIG/SPLIT``). `what` is the data set's name in messages, and `remedy` a hint for
-the user if the hub does not have the file or cannot be reached.
+In the functions below, `name` replaces the `file` of a source: it is the path of a file in the repository, a pattern
+with ``*``, or a split (``@CONFIG/SPLIT``). `what` is the data set's name in messages, and `remedy` a hint for the user
+if the hub does not have the file or cannot be reached.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ class LongBench(Task):
 
 
 def _target(prompt: str, answers: Any) -> str:
-    """Return the first answer as it would follow the prompt; empty without one.
+    """Return the first answer as it would follow the prompt; empty if there is no answer.
 
     A space is put before it unless the prompt ends in whitespace or a full-width colon.
     """

@@ -32,7 +32,8 @@ Kind = Literal["multi_lexsum", "infinitebench_sum"]
 class Summaries(TokenTask):
     """Data set of long documents to summarize, Multi-LexSum or InfiniteBench's books, with prompts of exact lengths.
 
-    Documents are cut off at the end to fit; records whose documents are too short for a length are skipped at it.
+    Documents are cut off at the end to fit; records whose documents are too short for a length are skipped at this
+    length.
 
     Args:
         kind: where the records come from, ``multi_lexsum`` or ``infinitebench_sum``. It selects the prompt template,
@@ -60,7 +61,7 @@ class Summaries(TokenTask):
     max_new_tokens: int = bounded(90, minimum=1, maximum=MOST_TOKENS)
 
     def check(self) -> None:
-        """Raise ConfigError if `lengths` is empty or has repeated or too small values, or for `source` or `split`."""
+        """Raise ConfigError if `lengths` is empty or has repeated or too small values, or bad `source` or `split`."""
         self.source.check()
         data.check_split("dataset.split", self.split)
         check_lengths(self.lengths)

@@ -1,6 +1,6 @@
 r"""Templates with fields of a record in braces, ``Question: {question}\nAnswer:``, and options of multiple choice.
 
-The answer to a question with options is the letter of the right one.
+The answer to a question with options is the letter of the right option.
 
 Fields that a record lacks, and values that are neither strings nor finite numbers, raise DataError.
 """
@@ -28,8 +28,8 @@ class Template:
 
     In a placeholder, a dot leads into a nested field (``{question.stem}``), and ``|`` separates alternatives, of which
     the first that the record has is used (``{question.stem|question_stem}``). Literal braces are doubled: ``{{`` and
-    ``}}``. The parts are pairs: a literal text, and the name of the field after it; None at the end of a template that
-    ends with literal text.
+    ``}}``. `parts` are pairs of a literal text and the name of the field after it; the last name is None if the
+    template ends with literal text.
     """
 
     key: str

@@ -1,7 +1,7 @@
 """Texts for perplexity and continuation: WikiText-2, C4 and PG-19 as papers use them, any files, and Python's own.
 
 `path` is a local file, or a folder that contains it; None downloads from the hub. All functions raise DataError if a
-file is missing, damaged or blank, or if several files of a folder could be the one.
+file is missing, damaged or blank, or if several files of a folder could be meant.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def c4_joined(source: HubSource, path: str | None) -> list[str]:
 def pg19(source: HubSource, path: str | None) -> list[str]:
     """Read books, one text each: the test split of PG-19, or the text files of a local folder, sorted by name.
 
-    If a folder holds other editions of the same books, set ``dataset.name`` to a name of its own: results on them are
-    only close to those on PG-19, and should not be reported as such. A local file has PG-19's format.
+    If a folder holds other editions of the same books, set ``dataset.name`` to another name: results on them are only
+    close to those on PG-19, and must not be reported as PG-19. A local file has PG-19's format.
     """
     if path is not None and not data.local(path, "dataset pg19")[1]:
         return local_texts(path, "dataset pg19")

@@ -1,1 +1,1 @@
-"""Utilities for every other package: atomic files, failures, progress, schemas, the configuration folder."""
+"""Utilities that all other packages use: atomic files, failures, progress, schemas, the configuration folder."""

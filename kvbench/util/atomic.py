@@ -83,7 +83,7 @@ def _sweep(path: Path) -> None:
 
 
 def _abandoned(partial: Path, beginning: str) -> bool:
-    """Return True if the process that wrote `partial` has ended, or, for another machine's, if it is over a day old."""
+    """Return True if the process that wrote `partial` has ended; on another machine, if the file is over a day old."""
     writer = _WRITER.fullmatch("." + partial.name.removeprefix(beginning))
     if writer is not None and writer["host"] == _host():
         try:

@@ -13,11 +13,11 @@ class Placement:
     Args:
         team: the processes that hold a slice of the model each, for tensor parallelism
             (:class:`kvbench.parallel.team.Team`); None if the model is not sliced.
-        parameters: number of parameters of the complete model, if this process holds only a slice of it; else None.
+        parameters: number of parameters of the complete model if this process has only a slice of it; else None.
         devices: devices over which whole layers are distributed; empty if the model is on one device.
         probe: a few weights gathered from all slices, by which the complete model can be recognised
             (:func:`kvbench.calibration.file.probe`); None until they have been gathered.
-        storage: torch's dtype in which caches of this model store what is in full precision
+        storage: torch's dtype in which caches of this model store full-precision keys and values
             (:mod:`kvbench.models.arithmetic`); None: the dtype of the weights.
     """
 
@@ -81,14 +81,14 @@ def record_placement(model: Any, placement: Placement) -> None:
 
 
 def storage_of(model: Any) -> Any:
-    """Return torch's dtype in which caches of `model` store what is in full precision; by default that of the model."""
+    """Return torch's dtype in which caches of `model` store full-precision keys and values; by default the model's."""
     return placement(model).storage or model.dtype
 
 
 def release(model: Any) -> None:
     """Delete what kvbench has stored on a model, except the placement of its weights.
 
-    This only forgets. The caller must first have restored the attention implementation and removed the hooks.
+    It undoes nothing: the caller must first have restored the attention implementation and removed the hooks.
     """
     known = attached(model)
     if known is None:

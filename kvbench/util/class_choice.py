@@ -1,6 +1,6 @@
-"""Choices that are a Python file: ``method/foo.py`` in a folder of the user's, with one dataclass and no YAML.
+"""Configuration choices given as a Python file: ``method/foo.py`` in a user's folder, with one dataclass and no YAML.
 
-The YAML that the class stands for follows from its fields, so that all that reads choices reads these too.
+The YAML is derived from the class's fields, so that all code that reads choices as YAML reads these too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GROUPS = ("method", "dataset")
 
 
 def class_files(folder: Path) -> list[Path]:
-    """Return the Python files in a group's folder that are choices: those without a YAML file of the same name."""
+    """Return the Python files in a group's folder that are choices: files without a YAML file of the same name."""
     if folder.name not in GROUPS:
         return []
     return [

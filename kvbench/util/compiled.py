@@ -1,4 +1,4 @@
-"""The user's folder of compiled kernels, which machine code is loaded from: nobody else may write to it."""
+"""The user's folder of compiled kernels. Machine code is loaded from it, so nobody else may write to it."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def group_options(group: str, extra: Path | None = None) -> dict[str, Path]:
 
 
 def choice_text(path: Path) -> str:
-    """Return the YAML of a choice: the file's text, or what stands for it if the file is a Python file.
+    """Return the YAML of a choice: the file's text or, for a Python file, the YAML derived from its class.
 
     Raises:
         ConfigError: the Python file cannot be imported, or does not hold one dataclass.
@@ -62,7 +62,7 @@ def choice_text(path: Path) -> str:
 
 
 def read_choice(path: Path) -> dict[str, Any]:
-    """Return what a YAML file of the configuration holds, for the caller to change; empty if that is no mapping."""
+    """Return the mapping in a YAML file of the configuration, which the caller may change; empty if it has none."""
     return deepcopy(_parsed(choice_text(path)))
 
 
@@ -85,7 +85,7 @@ def choice_summary(path: Path) -> str:
 
 
 def comments(text: str) -> dict[str, str]:
-    """Return the comment of each key of a YAML file: the one behind it on its line, else the lines right above it.
+    """Return the comment of each key of a YAML file: the comment after it on its line, else the lines right above it.
 
     The keys of nested mappings are dotted (``source.hub_id``). The keys of a mapping in braces on one line share that
     line's comment. The comment at the top of the file describes the file, so it belongs to no key. Keys without a

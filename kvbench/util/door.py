@@ -1,4 +1,4 @@
-"""The way into a command: at any moment Ctrl-C ends it with one line and a shell's exit status, without a traceback.
+"""Entry to a command: Ctrl-C at any moment ends it with one line and a shell's exit status, without a traceback.
 
 This module imports next to nothing, because it guards the imports of the commands.
 """
@@ -20,9 +20,9 @@ Arguments = ParamSpec("Arguments")
 
 
 def guard() -> None:
-    """Let Ctrl-C end this process at once; the package calls this when ``python -m`` begins to import it.
+    """Make Ctrl-C end this process at once; kvbench calls this when ``python -m`` begins to import it.
 
-    Nothing is done where Ctrl-C is ignored or already has another meaning.
+    Nothing is done if Ctrl-C is ignored or already has another handler.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_IGN if _WORKER in sys.orig_argv else _end)

@@ -52,7 +52,7 @@ def _limited() -> bool:
 
 
 def bytes_asked(error: BaseException) -> int | None:
-    """Return the size in bytes of a failed allocation, as its exception's message gives it; None if it does not."""
+    """Return the size in bytes of a failed allocation from its exception's message; None if the message lacks it."""
     matches = (pattern.search(str(error)) for pattern in (_ASKED, _ASKED_NUMPY, _ASKED_MAPPED))
     match = next(filter(None, matches), None)
     return None if match is None else int(float(match[1]) * _UNITS[match[2] or ""])

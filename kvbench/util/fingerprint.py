@@ -63,7 +63,7 @@ def fingerprint(
 
 
 def sha256(file: Path, say: Say = lambda line: None) -> str:
-    """Return the SHA-256 of a file's content; that of a large file is remembered, so that it is read once."""
+    """Return the SHA-256 of a file's content; that of a large file is cached on disk, so that the file is read once."""
     return _digests([file], file, say)[file]
 
 
@@ -76,7 +76,7 @@ def cache_folder() -> Path:
 
 
 def cache_file() -> Path:
-    """Return the path of the file that remembers the checksums of large weight files, so that each is read once."""
+    """Return the path of the file that caches the checksums of large weight files."""
     return cache_folder() / "weights.json"
 
 

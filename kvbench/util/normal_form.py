@@ -65,7 +65,7 @@ def _write_node(node: Any, words: list[str]) -> None:
 
 @cache
 def _fields(kind: type[ast.AST]) -> list[tuple[str, str]]:
-    """Return the fields of a kind of node that matter, by name, each with the text that precedes it."""
+    """Return the fields of a node class that affect the code, each with the text that precedes it in the result."""
     return [(field, f" {field}=") for field in sorted(kind._fields) if field not in _SILENT]
 
 

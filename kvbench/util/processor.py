@@ -32,7 +32,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def free_memory() -> float | None:
-    """Return the bytes of the machine's memory that programs can still take; None if they are unknown."""
+    """Return the bytes of the machine's memory that programs can still allocate; None if they are unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as handle:
             return next(float(line.split()[1]) * 1024 for line in handle if line.startswith("MemAvailable:"))
@@ -41,7 +41,7 @@ def free_memory() -> float | None:
 
 
 def began(process: int) -> str | None:
-    """Return a text that identifies a running process even if its number is used again; None if it does not run.
+    """Return a text that tells a running process from later ones with its process id; None if it does not run.
 
     On Linux it is the time at which the process began; elsewhere all running processes have the same text.
     """

@@ -32,7 +32,7 @@ def lines_instead_of_bars() -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    """Print a message to standard error, with control characters but line breaks escaped; a closed pipe is no error."""
+    """Print a message to standard error, escaping control characters except line breaks; ignore a closed pipe."""
     try:
         print(printable(line, keep="\n\t"), file=sys.stderr, flush=True)
     except BrokenPipeError:  # for example `... 2>&1 | head`
@@ -121,10 +121,9 @@ class Progress:
             say(f"{self.title}: {self.done}/{self.total}  {note}")
 
     def within(self, share: float, note: str) -> None:
-        """Show how far the current batch is, without counting its samples as finished.
+        """Show the progress of the current batch, without counting its samples as finished.
 
-        `share` is the part of the batch that is done, in samples, for example 1.5; the note describes the current
-        stage.
+        `share` is the finished part of the batch in samples, for example 1.5; the note describes the current stage.
         """
         self._under_way = note
         if self._bar is not None:

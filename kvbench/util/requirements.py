@@ -1,4 +1,4 @@
-"""Checks of what one configuration value requires (a package, a GPU, a path), without importing torch."""
+"""Checks that what a configuration value requires (a package, a GPU, a path) is available, without importing torch."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def exists(path: str, key: str) -> bool:
 def check_writable(folder: str, key: str, file: bool = False) -> None:
     """Raise ConfigError if results could not be written to a folder or file, before a long run finds out.
 
-    The path need not exist yet; its nearest existing parent folder must then be writable. It is a file's if `file` is
-    True. The message names the configuration key.
+    The path need not exist yet; its nearest existing parent folder must then be writable. With `file`, the path is that
+    of a file. The message names the configuration key.
     """
     if "://" in folder:
         what = "file" if file else "folder"

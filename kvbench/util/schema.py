@@ -1,9 +1,9 @@
-"""Conversion of plain data to annotated types, and the refusals of configurations that do not fit.
+"""Conversion of plain data to annotated types, with errors for configurations that do not fit them.
 
 A dataclass is the schema: its annotations are the types, its field metadata the bounds (:func:`bounded`), and its
-optional ``check()`` covers what annotations cannot express. :class:`Conversion` is the one walk over annotations; as it
-stands it is strict, as a configuration must be, and :mod:`kvbench.results.typed` reads JSON records with it. This
-module does not import torch, so checks are fast.
+optional ``check()`` covers what annotations cannot express. :class:`Conversion` is the only code that walks over
+annotations. By itself it is strict, as configurations require; :mod:`kvbench.results.typed` derives from it to read
+JSON records. This module does not import torch, so checks are fast.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def bounded(
 ) -> Any:
     """Declare a dataclass field for a number within bounds, which :func:`build` enforces.
 
-    In a list of numbers, the bounds apply to each. They do not apply to other values that the field's type allows, such
-    as None or a string. `minimum` and `maximum` are allowed values, `above` is not; without a default the field is
-    required.
+    In a list of numbers, the bounds apply to each number. They do not apply to other values that the field's type
+    allows, such as None or a string. `minimum` and `maximum` are allowed values, `above` is not; without a default the
+    field is required.
     """
     limits = {"minimum": minimum, "maximum": maximum, "above": above}
     metadata = {name: limit for name, limit in limits.items() if limit is not None}
@@ -63,11 +63,11 @@ def bounded(
 
 @functools.cache
 def taken_apart(hint: Any) -> tuple[bool, Any, Any, tuple[Any, ...]]:
-    """Take an annotation apart, once for each.
+    """Take a type annotation apart; the result is cached.
 
     Returns:
-        Whether it is that of one type or None; the annotation of that type; what this is: a class, ``Literal``,
-        ``Any``, or ``Union`` of several types; and what it is made of.
+        Four values: True if the annotation is ``T | None`` for a single T; T, or else the annotation itself; its
+        origin, which is a class, ``Literal``, ``Any`` or ``Union``; and its arguments.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
@@ -79,7 +79,7 @@ def taken_apart(hint: Any) -> tuple[bool, Any, Any, tuple[Any, ...]]:
 
 
 class Field(NamedTuple):
-    """A field that a dataclass's constructor takes."""
+    """Annotation and metadata of a dataclass field that the constructor takes, and whether it is required."""
 
     hint: Any
     metadata: Mapping[str, Any]
@@ -170,15 +170,15 @@ class Conversion:
         return cls(**values)
 
     def fits(self, kind: type, value: Any) -> bool:
-        """Return True if a value has a scalar type; True and False are no numbers."""
+        """Return True if a value is of the scalar type `kind`; True and False do not count as numbers."""
         return isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
 
     def number(self, kind: type, value: Any, key: str, limits: Mapping[str, Any]) -> Any:
-        """Return a number as the annotation has it; raise RangeError if it is out of bounds."""
+        """Return a number converted to `kind`, the annotated type; raise RangeError if it is out of bounds."""
         return _within(kind(value), key, limits)
 
     def choice(self, choices: tuple[Any, ...], value: Any, key: str) -> Any:
-        """Return a value if it is one of the choices."""
+        """Return a value if it is one of the choices; else raise the error for the key."""
         # 1 == True in Python, so the type is compared too
         if any(value == choice and type(value) is type(choice) for choice in choices):
             return value
@@ -200,7 +200,7 @@ class Conversion:
         return ConfigError(key, None, "is missing", hint=f"set a value, for example {key}={example(hint)}")
 
     def unknown(self, cls: type, name: str, value: Any, prefix: str) -> None:
-        """Refuse a key that is no field of a dataclass."""
+        """Raise the error about a key that is not a field of a dataclass."""
         raise unknown(join(prefix, name), value, f"no such key{_undecorated(cls)}", field_names(cls))
 
     def _member(self, args: tuple[Any, ...], value: Any, key: str, limits: Mapping[str, Any]) -> Any:
@@ -232,7 +232,7 @@ build, convert = _strict.build, _strict.convert
 def check_bounds(tree: Any, prefix: str) -> None:
     """Raise ConfigError if a field with bounds (:func:`bounded`) has the wrong type or is outside them.
 
-    For dataclasses that were made without :func:`build`. Fields without bounds are not looked at.
+    This is for dataclasses that were made without :func:`build`. Fields without bounds are not checked.
     """
     for name, field in fields_of(type(tree)).items():  # type: ignore[arg-type]
         if not BOUNDS.isdisjoint(field.metadata):
@@ -252,7 +252,7 @@ def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str 
 
 
 def _undecorated(cls: type) -> str:
-    """Return the rest of the message about an unknown key if `cls` or a base lacks its decorator; else empty."""
+    """Return an addition to the error about an unknown key if `cls` or a base lacks ``@dataclass``; else empty."""
     for part in cls.__mro__:
         own = [name for name, hint in inspect.get_annotations(part).items() if "ClassVar" not in str(hint)]
         if own and dataclasses.is_dataclass(part) and "__dataclass_fields__" not in vars(part):
@@ -291,7 +291,7 @@ def join(prefix: str, name: str) -> str:
 
 
 def _instead(hint: Any, value: Any, key: str, limits: Mapping[str, Any]) -> str:
-    """Return what to type in place of a value of the wrong type: of a fraction, the whole numbers on either side."""
+    """Return what to type in place of a value of the wrong type; for a fraction, the whole numbers on either side."""
     if hint is not int:
         return f"{key}={example(hint)}"
     low, high = limits.get("minimum", -MOST), limits.get("maximum", MOST)
@@ -347,7 +347,7 @@ def _named(hint: Any) -> tuple[str, str]:
 
 
 def _either(hints: Sequence[Any]) -> str:
-    """Return the choices of a union in words; a number may be a whole number, so that is not said twice."""
+    """Return the types of a union in words; "a number" includes whole numbers, which are then not named too."""
     return " or ".join(describe_type(hint) for hint in hints if hint is not int or float not in hints)
 
 

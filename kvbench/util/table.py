@@ -25,7 +25,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escape the characters, but for `keep`, that would break a table or steer a terminal, as Python writes them."""
+    """Escape, as Python does, all characters except `keep` that would break a table or control a terminal."""
     return _UNPRINTABLE.sub(
         lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text
     )
@@ -33,7 +33,7 @@ def printable(text: str, keep: str = "") -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell with a main line and, unless `detail` is empty, a second line below it; both get escaped."""
+    """A table cell with a main line and, unless `detail` is empty, a second line below it; both are escaped."""
 
     main: str
     detail: str = ""

@@ -1,3 +1,3 @@
-"""The version of kvbench."""
+"""The version number of kvbench."""
 
 __version__ = "0.1.0"

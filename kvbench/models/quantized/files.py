@@ -43,8 +43,8 @@ class Tensors:
 def check_types(file: Path) -> None:
     """Raise DamagedFile if a safetensors or pickled file has weights in a type that cannot be read without a scale.
 
-    This is for checkpoints whose ``config.json`` names no quantization; transformers would take the codes for weights.
-    Integers that are no weights (positions, masks of four dimensions) are allowed.
+    This is for checkpoints whose ``config.json`` names no quantization; transformers would load the codes as weights.
+    Integers that are not weights (positions, masks of four dimensions) are allowed.
     """
     types = tensor_types(file) if file.suffix == ".safetensors" else _pickled_types(file)
     for name, (form, dimensions) in types.items():
@@ -60,7 +60,7 @@ def check_types(file: Path) -> None:
 
 
 def _pickled_types(file: Path) -> dict[str, tuple[str, int]]:
-    """Return what :func:`tensor_types` does for a pickled file (``*.bin``), without reading its tensors into memory.
+    """Return the result of :func:`tensor_types` for a pickled file (``*.bin``), without loading its tensors.
 
     If torch cannot read the file, it raises exceptions of various types.
     """

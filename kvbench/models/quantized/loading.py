@@ -50,7 +50,7 @@ class Plan:
         self._layers: dict[str, Int4Linear] = {}
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        """Return the arguments of ``from_pretrained`` with which transformers leaves the layers to this plan.
+        """Return the arguments of ``from_pretrained`` with which transformers does not load these layers itself.
 
         The description of the quantization is removed from `config`.
         """
@@ -172,7 +172,7 @@ def _set(model: Any, name: str, module: nn.Module) -> None:
 
 @register_quantization_config(NAME)
 class _Settings(QuantizationConfigMixin):  # type: ignore[misc]
-    """The argument ``quantization_config`` of ``from_pretrained``, by which transformers calls a function of ours."""
+    """Argument ``quantization_config`` of ``from_pretrained``; it carries the function that :class:`Replacer` calls."""
 
     def __init__(self, replace: Callable[[Any], None]) -> None:
         self.quant_method, self.replace = NAME, replace
@@ -180,13 +180,13 @@ class _Settings(QuantizationConfigMixin):  # type: ignore[misc]
 
 @register_quantizer(NAME)
 class Replacer(HfQuantizer):  # type: ignore[misc]
-    """transformers' hook between the construction of a model and the loading of its weights."""
+    """Hook that transformers calls after it has constructed a model and before it loads the weights."""
 
     def _process_model_before_weight_loading(self, model: Any, **arguments: Any) -> None:
         self.quantization_config.replace(model)
 
     def postprocess_model(self, model: Any, **arguments: Any) -> None:
-        """Remove from a loaded model all that transformers sets on quantized models."""
+        """Remove from a loaded model the attributes that transformers sets on quantized models."""
         self.remove_quantization_config(model)
 
     def is_serializable(self, *arguments: Any, **more: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The decision which layers of a checkpoint get 4-bit weights, from its files and the configuration."""
+"""Choice of the layers of a checkpoint that get 4-bit weights, from its files and the configuration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plan_of(model: ModelConfig, source: Source, config: Any) -> Plan | None:
 
 
 def check_whole(model: ModelConfig, split: bool) -> None:
-    """Raise ConfigError if 4-bit weights are to be split over processes (``runtime.tensor_parallel``)."""
+    """Raise ConfigError if 4-bit weights would be split over processes (``runtime.tensor_parallel``)."""
     if split:
         raise CombinationError(
             "runtime.tensor_parallel",

@@ -77,8 +77,8 @@ class Octave(TokenQuantizer):
         x^ = v[q] * S / 64
 
     so that the product of x and x^ is the squared norm of x. Values, and compact keys, are one block of all channels.
-    Other keys have blocks of 64 channels; the blocks of channels to which RoPE applies have 4 bits, the others 3.
-    Bytes per token and head: ``D * bits / 8 + 2 * blocks``, and, counted with the values, what rounds the sum of both
+    Other keys have blocks of 64 channels; the blocks of channels to which RoPE applies have 4 bits, the others 3. Bytes
+    per token and head: ``D * bits / 8 + 2 * blocks``, and padding, counted with the values, that rounds the sum of both
     sides up to a multiple of 8 (compact: 4).
 
     Args:
@@ -98,7 +98,7 @@ class Octave(TokenQuantizer):
         return f"Octave(bits={self.bits}, block={self.group_size}, wide={self.wide})"
 
     def parameters(self, dtype: torch.dtype) -> tuple[Parameter, ...]:
-        """Describe the scales, whose rows are padded on the side that completes the engine's slot."""
+        """Describe the scales; on the side that carries the padding of the engine's slot, their rows are padded."""
         return (Parameter(torch.float16, "token", self.group_size, padding=self.padding),)
 
     def encode_blocks(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -48,8 +48,8 @@ class EngineFormat:
         key: rotation of keys before they are quantized (a name of :class:`kvbench.rotation.spec.RotationSpec`);
             likewise `value`.
         multiple: number that must divide the channels of a head.
-        power: True if the number of channels must be a power of two.
-        rotated_multiple: number that must divide the channels of a head for the engine to rotate it at all.
+        power: True if the number of channels per head must be a power of two.
+        rotated_multiple: the engine rotates a head only if this number divides its channels.
     """
 
     name: str
@@ -77,7 +77,7 @@ class EngineFormat:
         return self.name.endswith("compact")
 
     def rotation(self, side: Side, head_dim: int) -> str:
-        """Return the name of the rotation with which the engine stores keys or values of heads of a size."""
+        """Return the name of the engine's rotation of keys or values, for heads of `head_dim` channels."""
         if head_dim % self.rotated_multiple:
             return "none"
         return self.key if side == "key" else self.value

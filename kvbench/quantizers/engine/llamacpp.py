@@ -194,7 +194,7 @@ def inverse(scale: Tensor) -> Tensor:
 
 
 def halved(x: Tensor) -> Tensor:
-    """Round to fp16; what exceeds its range becomes its largest number, and not infinity as in llama.cpp."""
+    """Round to fp16; numbers beyond its range become its largest number, not infinity as in llama.cpp."""
     return x.clamp(-FP16_MAX, FP16_MAX).half()
 
 

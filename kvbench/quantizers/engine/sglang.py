@@ -25,8 +25,8 @@ class Ranged(TokenQuantizer):
         q  = trunc(x / s + z + 0.5)
         x^ = (q - z) * s
 
-    The kernels work on a power of two of channels and fill up with zeros: unless D is a power of two, min is at most 0
-    and max at least 0. Bytes per token and head: ``D * bits / 8 + 8``.
+    The kernels pad a head with zeros to a power of two of channels: unless D is a power of two, min is therefore at
+    most 0 and max at least 0. Bytes per token and head: ``D * bits / 8 + 8``.
 
     Args:
         bits: bits per code: 4 (SAW-INT4) or 8 (``int8fork``).

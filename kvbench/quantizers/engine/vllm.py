@@ -124,8 +124,8 @@ class Int4PerTokenHead(TokenQuantizer):
         q  = clamp(round_half_away(x * (1 / s) + z), 0, 15)
         s' = s with its 4 low mantissa bits cleared;   x^ = (q - z) * s'
 
-    Stored are q, and s with z in place of its 4 low mantissa bits. As z cannot leave 0 to 15, a group that does not
-    straddle 0 saturates. Bytes per token and head: ``D / 2 + 4``.
+    The cache stores q, and s with z in place of its 4 low mantissa bits. As z is limited to 0 to 15, a group that does
+    not straddle 0 saturates. Bytes per token and head: ``D / 2 + 4``.
     """
 
     kind = "folded"

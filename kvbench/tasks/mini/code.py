@@ -64,7 +64,7 @@ _COMPARISONS = ("<", ">", "==", "!=", "<=", ">=")
 class Call:
     """An assignment in generated code, split into the part that a question quotes and the part that it asks for.
 
-    The first, `prefix`, is the indentation and the name of the variable; the second begins with the space before ``=``.
+    `prefix` is the indentation and the name of the variable; `rest` begins with the space before ``=``.
     """
 
     prefix: str

@@ -56,7 +56,7 @@ class Draft:
         style: key in :data:`kvbench.tasks.mini.compose.WRAPPERS` of the instructions around the context.
         records: texts to scatter among the filler. Each begins on a new line, and has no whitespace at either end.
         ordered: True to keep the records in this order in the context, False to shuffle them.
-        closing: text that ends the context, after all records and filler. It is empty or begins with whitespace.
+        closing: text at the end of the context, after all records and filler. It is empty or begins with whitespace.
         code: True for generated code as filler, False for prose.
     """
 
@@ -89,7 +89,7 @@ class Setting:
         length: the sample's length in tokens, which bounds the number of records.
         vary: True for training samples, whose records vary in number and size at random. False for evaluation samples,
             where both are fixed.
-        questions: number of questions to ask. A sample with too few records for it asks fewer.
+        questions: number of questions to ask; fewer in a sample with too few records.
     """
 
     rng: Rng
@@ -101,9 +101,9 @@ class Setting:
     def count(self, most: int, tokens_each: int, least: int = 1) -> int:
         """Return how many records the sample should have.
 
-        An evaluation sample gets `most`, or as many as fit into its length with `tokens_each` tokens for each if they
-        are fewer, but at least `least`. A training sample gets a random number between a third of that (but at least
-        `least`) and all of it.
+        An evaluation sample gets `most` records, or fewer if its length has no room for them at `tokens_each` tokens
+        each, but at least `least`. A training sample gets a random number from a third of that (but at least `least`)
+        to all of that.
         """
         n = max(least, min(most, self.length // tokens_each))
         return self.rng.between(max(least, n // 3), n) if self.vary else n

@@ -19,7 +19,7 @@ SLACK = 8
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a prompt's text, with its token ids and what it is.
+    """A piece of a prompt's text, with its token ids and its role.
 
     `role` is ``fixed`` for the instruction, ``record`` for a text that a task generated, or ``filler``.
     """

@@ -165,7 +165,7 @@ def multi_value(setting: Setting) -> Draft:
 def facts(setting: Setting) -> Draft:
     """Generate the task ``facts``: the model must recall one fact about one of 12 made-up people.
 
-    The context gives the occupation, birth, favourite dish and pet of each, in separate sentences.
+    The context gives the occupation, birth, favourite dish and pet of each person, in separate sentences.
     """
     rng, n = setting.rng, setting.count(12, 100)
     records: list[str] = []

@@ -1,6 +1,6 @@
 """`mini`: generated long-context tasks that need no download and are identical on every machine.
 
-The catalogue has the tasks by name: generator, length of the answer, and scorer.
+The catalogue :data:`TASKS` lists each task's generator, length of the answer, and scorer by the task's name.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Scorer = Callable[[str, str, Mapping[str, Any]], dict[str, float]]
 
 
 def exact(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Score a short answer: ``score`` is 1 if the prediction equals it, ``contained`` is 1 if it contains it."""
+    """Score a short answer: ``score`` is 1 if the prediction equals `answer`, ``contained`` if it contains `answer`."""
     return {"score": exact_match(prediction, [answer]), "contained": contains(prediction, [answer])}
 
 
 def score_words(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Score a copied text: ``score`` is 1 if the prediction equals it, else 0.
+    """Score a copied text: ``score`` is 1 if the prediction equals `answer`, else 0.
 
     ``words`` is the share of the text's words that the prediction copies before its first wrong word.
     """
@@ -75,8 +75,8 @@ class MiniTask:
         max_new_tokens: number of tokens that the longest answer and the line break after it may take, counted with the
             bundled model's tokenizer.
         shortest: shortest sample, in tokens, at which the task still makes sense.
-        all_right: True if a sample with several questions scores 1 only where every answer is right, else 0; False if
-            it scores the mean of its questions.
+        all_right: True if a sample with several questions scores 1 only if every answer is right, and 0 otherwise;
+            False if its score is the mean over its questions.
     """
 
     make: Callable[[Setting], Draft]
@@ -281,8 +281,8 @@ def _work(draft: Draft, document: ComposedPrompts) -> Work:
 def _asked(question: DraftQuestion, document: ComposedPrompts) -> dict[str, Any]:
     """Return a question's `meta`, for scorers and analyses.
 
-    ``answer_spans`` are character ranges of the prompt, ``depth`` is the place of the first in the context (0..1), and
-    ``parts`` are the values that are scored separately, if any.
+    ``answer_spans`` are character ranges of the prompt, ``depth`` is the place of the first range in the context
+    (0..1), and ``parts`` are the values that are scored separately, if any.
     """
     spans = [[document.places[i] + start, document.places[i] + end] for i, start, end in question.evidence]
     start, end = document.context_span

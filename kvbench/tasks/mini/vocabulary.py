@@ -1,6 +1,6 @@
 """The words of `mini`'s generated text: our own lists, more than 2,100 different words, and made-up names and values.
 
-None are taken from a data set. Made up are towns, people, labels, digits and hexadecimal strings.
+No word is taken from a data set. Towns, people, labels, digits and hexadecimal strings are made up.
 
 The lists determine the samples: whoever changes a word must also increment `Mini.version`.
 """

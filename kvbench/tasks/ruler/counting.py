@@ -1,4 +1,4 @@
-"""RULER's word counts, of a list (cwe) and of a coded text (fwe), and its variable tracking (vt).
+"""RULER's tasks of counting words, in a list (cwe) and in a coded text (fwe), and its variable tracking (vt).
 
 Source: NVIDIA/RULER c3f5e3b, scripts/data/synthetic/common_words_extraction.py, freq_words_extraction.py and
 variable_tracking.py.

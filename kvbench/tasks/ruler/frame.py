@@ -66,7 +66,7 @@ class RulerKind:
     Args:
         generator: name of the generator: ``niah``, ``vt``, ``cwe``, ``fwe`` or ``qa``.
         haystack: text around the needles (niah): a repeated noise paragraph, essays, or other needles.
-        key: kind of the needles' keys, ``words`` or ``uuids``; that of their values is ``numbers`` or ``uuids``.
+        key: kind of the needles' keys, ``words`` or ``uuids``. The kind of their values is ``numbers`` or ``uuids``.
         values: number of values of each key.
         queries: number of keys that are asked for.
         questions: data set of the questions (qa): ``squad`` or ``hotpotqa``.

@@ -1,6 +1,6 @@
-"""Texts and questions that RULER takes from elsewhere: essays, SQuAD 2.0 and HotpotQA, their sentences, and its qa.
+"""RULER's question answering (qa), and the outside texts that it uses: essays, SQuAD 2.0 and HotpotQA.
 
-Question answering (qa) hides the documents of a question of SQuAD or HotpotQA among others.
+A qa prompt hides the documents of a question of SQuAD or HotpotQA among other documents.
 
 A `path` of None takes the data from the hub. All functions raise DataError if a file is missing or damaged.
 
@@ -50,10 +50,10 @@ def word_list(kind: str) -> tuple[str, ...]:
 
 
 class Pairs(Sequence[str]):
-    """All pairs ``adjective-noun``, sorted, each once; a pair is made when it is asked for, as there are millions.
+    """All distinct pairs ``adjective-noun``, sorted; there are millions, so a pair is made only when it is indexed.
 
-    Pairs of one adjective follow each other, unless it begins like another one that ends there with a hyphen (``well``
-    and ``well-known``): the pairs of such adjectives are sorted together.
+    The pairs of one adjective are consecutive. Only if a second adjective continues the first after a hyphen (``well``
+    and ``well-known``) are the pairs of both sorted together.
     """
 
     def __init__(self, adjectives: Iterable[str], nouns: Iterable[str]) -> None:
@@ -117,8 +117,8 @@ class RulerQuestion:
 
     Args:
         answers: accepted answers, repeats included.
-        own: indices of the documents that it is about, among all documents of the data set.
-        more: indices of related documents, which are taken first when more are needed.
+        own: indices of the documents that answer the question, among all documents of the data set.
+        more: indices of related documents, which are taken first when a prompt needs more documents.
     """
 
     text: str
@@ -128,7 +128,7 @@ class RulerQuestion:
 
 
 def essays(path: str | None, source: HubSource) -> str:
-    """Return the text in which needles are hidden; DataError if it holds no words.
+    """Return the text in which needles are hidden. Raises DataError if it has no words.
 
     `path` is a text file, or a JSON file with the field ``text``, as RULER's own script writes it. Essays from the hub
     are the field ``text`` of its records, joined by blanks.
@@ -149,7 +149,7 @@ def essays(path: str | None, source: HubSource) -> str:
 
 
 def squad(path: str | None, source: HubSource) -> tuple[list[str], list[RulerQuestion]]:
-    """Return the documents and the answerable questions of SQuAD 2.0's dev split, in the order of its file.
+    """Return the documents and the answerable questions of SQuAD 2.0's dev split, in the order of the file.
 
     The file is the authors' dev-v2.0.json, or has records with the fields of the hub's file.
     """
@@ -201,7 +201,7 @@ def _squad_rows(path: str | None, source: HubSource) -> list[tuple[str, str, str
 
 
 def hotpotqa(path: str | None, source: HubSource) -> tuple[list[str], list[RulerQuestion]]:
-    """Return the documents and the questions of HotpotQA's dev split (distractor), in the order of its file.
+    """Return the documents and the questions of HotpotQA's dev split (distractor), in the order of the file.
 
     The file is the authors' hotpot_dev_distractor_v1.json, or has records with the fields of the hub's file.
     """
@@ -230,7 +230,7 @@ def hotpotqa(path: str | None, source: HubSource) -> tuple[list[str], list[Ruler
 def splitter(kind: str) -> Callable[[str], list[str]]:
     """Return the function that splits a text into sentences.
 
-    It is NLTK's model for ``punkt``, as in RULER, or a split after closing punctuation for ``simple``. They place
+    It is NLTK's model for ``punkt``, as in RULER, or a split after closing punctuation for ``simple``. The two place
     needles at slightly different words.
 
     Raises:
@@ -263,7 +263,7 @@ def english_words(path: str) -> Sequence[str]:
 
 @contextmanager
 def _laid_out(name: str, layout: str) -> Iterator[None]:
-    """Raise DataError in place of errors that come from records in another layout than expected."""
+    """Inside a ``with`` block, turn errors from records with an unexpected layout into DataError."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

@@ -76,16 +76,16 @@ def largest(
     first: int | None = None,
     upper: Callable[[float], int] | None = None,
 ) -> int:
-    """Search for the largest number of units with which a prompt fits, as RULER does: by bisection, from one probe.
+    """Find the largest number of units with which a prompt fits, as RULER does: by bisection after one probe.
 
-    The prompt with an answer of `budget` tokens, and with `extra` tokens that will be added, must fit into `length`
-    tokens; None for that of `stream`. If nothing fits, the result is `step`.
+    The prompt, an answer of `budget` tokens and `extra` tokens that will be added must fit into `length` tokens; None
+    for that of `stream`. If nothing fits, the result is `step`.
 
     Args:
-        step: smallest number of units, and by how many units a prompt is shortened that is too long.
+        step: smallest number of units, and the number by which a prompt that is too long is shortened.
         first: number of units of the first probe, from which the tokens per unit are estimated; None for `step`.
-        upper: function that returns the upper end of the search for a number of tokens per unit; None for three times
-            the estimate, at least 2 * `step`.
+        upper: function from the estimated tokens per unit to the largest number of units to try; None for three times
+            the number that would fit, at least 2 * `step`.
     """
     length, first = length or stream.length, first or step
     per_unit = stream.count(make(first).prompt) / first
@@ -102,7 +102,7 @@ def largest(
 def fitting(
     make: Callable[[int], RulerPrompt], stream: Stream, units: int, step: int, budget: int
 ) -> tuple[RulerPrompt, int]:
-    """Make a prompt with `units` units; while one is too long, draw it anew with `step` units fewer.
+    """Make a prompt with `units` units; as long as it is too long, draw a new one with `step` units fewer.
 
     `make` may raise ValueError if there are too few units. The result is the prompt, and its length in tokens together
     with the `budget` tokens of the answer.

@@ -42,7 +42,8 @@ class Ruler(TokenTask):
     Prompts depend on the model's tokenizer: they are made as long as fits into `lengths`. For equal tokenizer, task,
     length, seed and texts they equal those of NVIDIA/RULER c3f5e3b, byte for byte (the tasks with essays if
     ``sentences=punkt`` and the essays are the same). Where the scripts behave oddly, so does this class: a prompt that
-    turns out too long is shortened by a whole step, so at 4k some samples have 16 % fewer tokens than asked for.
+    turns out too long is shortened by a whole step, so at 4k some samples have 16 % fewer tokens than the nominal
+    length.
 
     Args:
         tasks: names of tasks, ``all`` (13), or ``offline`` (the six that need neither essays nor questions).
@@ -151,7 +152,7 @@ class Ruler(TokenTask):
                     yield self.sample(name, length, index)
 
     def sample(self, name: str, length: int, index: int) -> Sample:
-        """Make one sample; those before it are made too, as they draw from the same random numbers.
+        """Make one sample, and all samples before it, because they draw from the same random numbers.
 
         `length` counts tokens of prompt and answer together, and `index` from 0.
 
