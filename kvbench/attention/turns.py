@@ -34,7 +34,7 @@ def attend_by_turns(
     scaling: float,
     logits: Logits,
 ) -> Tensor | None:
-    """Do what :func:`kvbench.attention.foreseen.attend_foreseen` does, or nothing, and return None, if the kernel cannot.
+    """Do what :func:`kvbench.attention.foreseen.attend_foreseen` does; return None, with nothing done, if it cannot.
 
     The mask must be an ordinary causal one.
 
@@ -80,20 +80,22 @@ def attend_by_turns(
     for number, (rows, time) in enumerate(zip(groups, times, strict=True)):
         row = rows.indices(layer.batch)[0]
         before, after = shapes[number], layer.lengths(rows)
-        key = ("later", last, count, row, layer.window, id(layer.method), str(before), str(after))
-        if key not in plans:
+        later_key = ("later", last, count, row, layer.window, id(layer.method), str(before), str(after))
+        if later_key not in plans:
             start = layer.start(row)
             pair = old[number], layer.positions(row)
             base, later, chosen = foreseen.forms(pair, time, last - count, count, start)
             tails = [lengths[-1] for lengths in before]
-            plans[key] = later_runs(layer, row, later, chosen, len(base[0]), tails, last - count - start, count)
+            plans[later_key] = later_runs(layer, row, later, chosen, len(base[0]), tails, last - count - start, count)
         sources = [
             [Source(describe_part(segment, sizes[1 + side]), rows.start) for segment in store.segments]
             + [Source(exact_part(recents[number][side]))]
             for side, store in enumerate(layer.stores())
         ]
         out = tiles.call(
-            *(query[rows], sources[0], sources[1], plans[key], sizes, scaling, logits), state=states[number], later=True
+            *(query[rows], sources[0], sources[1], plans[later_key], sizes, scaling, logits),
+            state=states[number],
+            later=True,
         )
         assert out is not None
         outs.append(out)
@@ -132,7 +134,7 @@ def first_runs(layer: KVLayer, row: int, columns: foreseen.Columns, first: int, 
     stores = layer.stores()
     lengths = [[*store.signature(row)[:-1], store.signature(row)[-1] + count] for store in stores]
     lines = []
-    for (k, v), (key, value, tokens) in pairs_of_row(*lengths).items():
+    for (k, v), (key, value, tokens) in pairs_of_row(lengths[0], lengths[1]).items():
         key += begun(stores[0].segments[:-1], k, row)
         value += begun(stores[1].segments[:-1], v, row)
         lines.append((k, v, key, value, tokens, key))
@@ -158,8 +160,8 @@ def later_runs(
     """
     places = []
     for form, other, store, tail in zip(chosen, chosen[::-1], layer.stores(), tails, strict=True):
-        # what was not in the tail does not change on this side, so that its slot after the pass, which is also the other
-        # side's, has the same form
+        # what was not in the tail does not change on this side, so that its slot after the pass, which is also the
+        # other side's, has the same form
         form = torch.where(form < base - count - tail, other, form)
         ends = torch.tensor(list(accumulate(store.signature(row))))
         slot = (form - base).clamp(min=0)

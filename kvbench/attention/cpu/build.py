@@ -196,15 +196,11 @@ def _compile(command: list[str], path: Path) -> None:
 
 def _loaded(path: Path) -> Library:
     opened = ctypes.CDLL(str(path))
-    results = {
-        opened.kvbench_decode: None,
-        opened.kvbench_pack: ctypes.c_int,
-        opened.kvbench_tiles: None,
-        opened.kvbench_columns: None,
-    }
-    for function, result in results.items():
-        function.argtypes, function.restype = [ctypes.c_void_p], result
-    return Library(*results, _parallel())
+    functions = [opened.kvbench_decode, opened.kvbench_pack, opened.kvbench_tiles, opened.kvbench_columns]
+    for function in functions:
+        function.argtypes, function.restype = [ctypes.c_void_p], None
+    opened.kvbench_pack.restype = ctypes.c_int
+    return Library(*functions, parallel=_parallel())
 
 
 @cache

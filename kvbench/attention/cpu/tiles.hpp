@@ -10,7 +10,7 @@
 namespace kvbench {
 
 constexpr int PAIR_LANES = 2 * L;  // lanes that are multiplied together: tokens of keys, channels of values
-constexpr int CODEBOOK = 7;        // a kind of Part beside those of layout.hpp
+constexpr int CODEBOOK = 8;        // a kind of Part beside those of layout.hpp
 constexpr int MOST_BLOCKS_OF_TOKEN = 16, WIDEST = 256;
 
 // KVQuant's tables of one segment: value = level[code] * scale + offset, and exact elements besides.

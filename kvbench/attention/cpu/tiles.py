@@ -1,7 +1,7 @@
-"""Attention of many queries by the CPU kernel that unpacks a tile of tokens at a time: the code that runs on the host.
+"""Attention of many queries by the CPU kernel that unpacks a tile of tokens at a time: what runs on the host.
 
-The kernel (`tiles.cpp`) reads runs of tokens. Each token of a run has the first query that sees it and the first that no
-longer does, so one call serves causal attention, sliding windows, and passes in which tokens are packed in between
+The kernel (`tiles.cpp`) reads runs of tokens. Each token of a run has the first query that sees it and the first that
+no longer does, so one call serves causal attention, sliding windows, and passes in which tokens are packed in between
 (:mod:`kvbench.attention.foreseen`). It also reads KVQuant's codes and keys before RoPE, which `decode.cpp` does not.
 """
 
@@ -24,11 +24,13 @@ from kvbench.attention.rope.rotation_tables import Rope
 from kvbench.cache.kernels.reads import HEAD, Reads, Rows
 
 #: number of the kind ``codebook`` in `tiles.hpp`
-CODEBOOK = 7
+CODEBOOK = 8
 #: formats of keys, and of values, that the kernel reads
 _CODEBOOKS = [Reads("codebook", (2, 3, 4), {axis: (HEAD,)}, ("fp16", "fp32")) for axis in ("channel", "token")]
-TILE_KEYS = Rows((*CPU_KEYS, _CODEBOOKS[0]))
-TILE_VALUES = Rows((*CPU_VALUES, _CODEBOOKS[1]))
+TILE_KEYS, TILE_VALUES = (
+    Rows((*(row for row in rows if row.kind not in ("float", "levels", "levels_read")), book))
+    for rows, book in zip((CPU_KEYS, CPU_VALUES), _CODEBOOKS, strict=True)
+)
 #: a query that no token outlasts
 ALWAYS = (1 << 31) - 1
 
@@ -231,7 +233,7 @@ def address(tensor: Tensor | None) -> int | None:
 def _source(source: Source) -> SourceStruct:
     part, book = source.part, source.part.codebook
     if book is None:
-        return SourceStruct(_part(part), BookStruct(), source.first_row)
+        return SourceStruct(_part(part, 0), BookStruct(), source.first_row)
     struct = PartStruct(
         (c_void_p * 2)(*(plane.data_ptr() for plane in part.words)),
         kind=CODEBOOK,
@@ -247,7 +249,9 @@ def _source(source: Source) -> SourceStruct:
     )
     if book.outliers is not None:
         exact = book.outliers
-        tables.outliers, tables.indices, tables.ends = (x.data_ptr() for x in (exact.values, exact.indices, exact.table))
+        tables.outliers, tables.indices, tables.ends = (
+            x.data_ptr() for x in (exact.values, exact.indices, exact.table)
+        )
         tables.room, tables.blocks = exact.values.shape[1], exact.table.shape[1]
         tables.outlier_type, tables.block, tables.width = TYPES[exact.values.dtype], exact.block, exact.width
     return SourceStruct(struct, tables, source.first_row)
