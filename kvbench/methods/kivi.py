@@ -32,8 +32,8 @@ class Kivi(RecencyMethod):
             (paper: 128, or 32 in its settings with R = G = 32).
         sinks: number of first tokens that stay in full precision (0 in KIVI; 2 in LogQuant's Table 1).
         window: number of newest tokens that always stay in full precision (0 in KIVI). R then counts the keys before
-            these; no other values are in full precision. Methods can thus be compared at the same full-precision
-            tokens.
+            these; apart from the sinks, no other values are in full precision. Methods can thus be compared at the same
+            full-precision tokens.
         key_axis: elements of a group of keys. ``channel``: consecutive tokens of one channel (KIVI); ``token``:
             consecutive channels of one token, as for values (ablation).
         evict: True: drop the tokens that would otherwise be quantized, so that only the sinks and the newest R tokens

@@ -1,9 +1,9 @@
 """Linear layers with 4-bit weights, as a model's own weights or as additional ones for drafting.
 
-A model's own weights have 4 bits if its checkpoint is in 4 bits (:mod:`kvbench.models.quantized.codes`), or if
-``model.weights`` asks for it (:mod:`kvbench.models.quantized.codes`). QuantSpec drafts with 4-bit weights and
-verifies with the model's own, so both stay in memory (Tiwari et al. 2025, sec. 4; the authors' code has 4-bit weights
-in the feed-forward layers only). All of them are multiplied by :mod:`kvbench.linear.int4`.
+A model's own weights have 4 bits if its checkpoint is in 4 bits, or if ``model.weights`` asks for it
+(:mod:`kvbench.models.quantized.codes`). QuantSpec drafts with 4-bit weights and verifies with the model's own, so both
+stay in memory (Tiwari et al. 2025, sec. 4; the authors' code has 4-bit weights in the feed-forward layers only). All of
+them are multiplied by :mod:`kvbench.linear.int4`.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def choices(entry: Entry) -> dict[str, str]:
 
 
 def varying(settings: Sequence[Mapping[str, Any]], chosen: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the keys whose values differ between runs, the keys that most runs have first.
+    """Return the keys whose values differ between runs, sorted by the number of runs that have the key, largest first.
 
     Keys of a method, quantizer or data set are compared only among runs that chose the same method, quantizer or data
     set. Each run has settings (:func:`flat`) and choices (:func:`choices`).
