@@ -196,11 +196,13 @@ def _compile(command: list[str], path: Path) -> None:
 
 def _loaded(path: Path) -> Library:
     opened = ctypes.CDLL(str(path))
-    functions = [opened.kvbench_decode, opened.kvbench_pack, opened.kvbench_tiles, opened.kvbench_columns]
-    for function in functions:
+    decode, pack, tiles, columns = (
+        getattr(opened, f"kvbench_{name}") for name in ("decode", "pack", "tiles", "columns")
+    )
+    for function in (decode, pack, tiles, columns):
         function.argtypes, function.restype = [ctypes.c_void_p], None
-    opened.kvbench_pack.restype = ctypes.c_int
-    return Library(*functions, parallel=_parallel())
+    pack.restype = ctypes.c_int
+    return Library(decode, pack, tiles, columns, _parallel())
 
 
 @cache
