@@ -34,7 +34,7 @@ def compiler(folder: Path, script: str, monkeypatch) -> Path:
     return folder / "log"
 
 
-FUNCTIONS = "void kvbench_decode(void *a) {} int kvbench_pack(void *a) { return 0; }"
+FUNCTIONS = " ".join(f"int kvbench_{name}(void *a) {{ return 0; }}" for name in ("decode", "pack", "tiles", "columns"))
 EMPTY = f"printf '{FUNCTIONS}' > $out.c && cc -shared -fPIC -o $out $out.c && rm $out.c"
 needs_cc = pytest.mark.skipif(not any(map(build.shutil.which, ("cc",))), reason="needs a C compiler")
 
