@@ -24,6 +24,8 @@ FOUR = {
 }
 #: prompts and decode steps of an analysis without ``--limit``
 PROMPTS, STEPS = 50, 8
+#: options of the items that compare all four settings
+FOUR_ON_GSM8K = {"data": (GSM8K,), "settings": FOUR, "prompts": PROMPTS, "steps": STEPS}
 
 OPEN = """The paper does not say how many prompts and decode steps it measures: here 50 prompts, and up to 8 tokens of
     each answer, which the model decodes greedily with exact attention. Methods see the same queries, keys and values

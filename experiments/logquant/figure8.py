@@ -1,7 +1,7 @@
 """LogQuant, Figure 8: where quantization and eviction change the distribution of attention."""
 
 from experiments.item import Computed
-from experiments.logquant.attention import FOUR, GSM8K, LLAMA31, OPEN, PROMPTS, STEPS, dropping_is_worse
+from experiments.logquant.attention import FOUR_ON_GSM8K, LLAMA31, OPEN, dropping_is_worse
 
 _FAR, _NEAR = "128 and more", "newest 128"
 
@@ -12,10 +12,7 @@ ITEM = Computed(
     models=LLAMA31,
     compute="attention:by_distance",
     options={
-        "data": (GSM8K,),
-        "settings": FOUR,
-        "prompts": PROMPTS,
-        "steps": STEPS,
+        **FOUR_ON_GSM8K,
         "base": "",
         "claims": (
             *dropping_is_worse(

@@ -1,7 +1,7 @@
 """LogQuant, Table 4: the L1 error of attention when tokens are quantized, and when they are dropped."""
 
 from experiments.item import Claim, Computed
-from experiments.logquant.attention import FOUR, GSM8K, LLAMA31, OPEN, PROMPTS, STEPS, dropping_is_worse
+from experiments.logquant.attention import FOUR_ON_GSM8K, LLAMA31, OPEN, dropping_is_worse
 
 _L1 = "L1 error"
 
@@ -12,10 +12,7 @@ ITEM = Computed(
     models=LLAMA31,
     compute="attention:attention_errors",
     options={
-        "data": (GSM8K,),
-        "settings": FOUR,
-        "prompts": PROMPTS,
-        "steps": STEPS,
+        **FOUR_ON_GSM8K,
         "base": "LogQuant (2-bit)",
         "keys": {"model": "Llama3.1-8B", "dataset": "gsm8k"},
         "claims": (

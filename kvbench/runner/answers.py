@@ -20,16 +20,7 @@ from kvbench.decoding.shared_prefill import ReadPrompt
 from kvbench.models.load import LoadedModel
 from kvbench.profiling.memory import PhasePeaks
 from kvbench.results.samples import MEASURED, Row
-from kvbench.runner.prompting import (
-    EncodedPrompt,
-    answer_ids,
-    encode_prompt,
-    end_ids,
-    own_limit,
-    pad,
-    prompt_limit,
-    sample_seed,
-)
+from kvbench.runner.prompting import EncodedPrompt, answer_ids, encode_batch, end_ids, sample_seed
 from kvbench.runner.rows import Machine, Report, head, row_bill
 from kvbench.runner.scoring import finite, scored
 from kvbench.tasks.base import Sample, Task
@@ -72,13 +63,9 @@ class Answers:
 
     def batch(self, samples: Sequence[Sample]) -> PromptBatch:
         """Return the prompts of a batch of samples as token ids, padded on the left."""
-        tokenizer = self.loaded.tokenizer
         new_tokens = self.config.decoding.max_new_tokens or samples[0].max_new_tokens
-        prompts = self._encode(samples, new_tokens)
-        queries, pad_id = [sample.query for sample in samples], tokenizer.pad_token_id or 0
-        sources = [sample.query_source for sample in samples]
-        input_ids, mask, padded = pad(prompts, queries, pad_id, self.loaded.device, tokenizer.decode, sources)
-        return PromptBatch(list(samples), prompts, input_ids, mask, padded, new_tokens, pad_id)
+        encoded = encode_batch(samples, self.config.model, self.loaded, new_tokens)
+        return PromptBatch(list(samples), *encoded, new_tokens, self.loaded.tokenizer.pad_token_id or 0)
 
     def cache(self, batch: PromptBatch) -> KVCache:
         """Return an empty cache of the run's method for a batch; this includes the method's search, if it has one."""
@@ -138,20 +125,6 @@ class Answers:
         for row, note in zip(rows, cache.notes or (), strict=False):
             row["method"] = note
         return rows
-
-    def _encode(self, samples: Sequence[Sample], new_tokens: int) -> list[EncodedPrompt]:
-        model, longest = self.config.model, self.loaded.max_length
-        room = prompt_limit(None, longest, new_tokens)
-        return [
-            encode_prompt(
-                sample,
-                self.loaded.tokenizer,
-                chat=model.chat,
-                limit=prompt_limit(own_limit(sample, model), longest, new_tokens),
-                room=room,
-            )
-            for sample in samples
-        ]
 
 
 def generation_figures(

@@ -20,7 +20,7 @@ from kvbench.errors import ConfigError
 from kvbench.methods.base import QUERY_TOKENS, Method
 from kvbench.methods.fp16 import FP16
 from kvbench.models.load import LoadedModel
-from kvbench.runner.prompting import answer_ids, encode_prompt, own_limit, pad, prompt_limit
+from kvbench.runner.prompting import answer_ids, encode_batch
 from kvbench.runner.references import token_digest
 from kvbench.runner.rows import Report
 from kvbench.tasks.base import Sample
@@ -88,26 +88,11 @@ def _windows(samples: Sequence[Sample], loaded: LoadedModel) -> FidelityBatch:
 
 
 def _prompts(samples: Sequence[Sample], config: RunConfig, loaded: LoadedModel) -> FidelityBatch:
-    model, longest, tokenizer = config.model, loaded.max_length, loaded.tokenizer
     new_tokens = config.decoding.max_new_tokens or samples[0].max_new_tokens
-    room = prompt_limit(None, longest, new_tokens)
-    encoded = [
-        encode_prompt(
-            sample,
-            tokenizer,
-            chat=model.chat,
-            limit=prompt_limit(own_limit(sample, model), longest, new_tokens),
-            room=room,
-        )
-        for sample in samples
-    ]
-    queries, sources_ = [sample.query for sample in samples], [sample.query_source for sample in samples]
-    input_ids, mask, prompts = pad(
-        encoded, queries, tokenizer.pad_token_id or 0, loaded.device, tokenizer.decode, sources_
-    )
+    _, input_ids, mask, prompts = encode_batch(samples, config.model, loaded, new_tokens)
     tokens = None
     if work_of(samples[0]).answers == "task":
-        tokens = [answer_ids(sample, tokenizer)[:new_tokens] for sample in samples]
+        tokens = [answer_ids(sample, loaded.tokenizer)[:new_tokens] for sample in samples]
     return FidelityBatch(input_ids, mask, prompts, tokens, new_tokens)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,9 @@ from kvbench.errors import DataError, ModelError
 from kvbench.models.outliers import base_name
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks.base import Sample
+
+if TYPE_CHECKING:
+    from kvbench.models.load import LoadedModel
 
 _MARK = "\u2402kvbench\u2403"
 
@@ -215,6 +218,21 @@ def pad(
     lengths = [len(prompt.ids) for prompt in prompts]
     spans = [p.context_span for p in prompts]
     return input_ids, mask, Prompts(starts, lengths, spans, list(queries), input_ids, decode, query_sources)
+
+
+def encode_batch(
+    samples: Sequence[Sample], model: ModelConfig, loaded: LoadedModel, new_tokens: int
+) -> tuple[list[EncodedPrompt], torch.Tensor, torch.Tensor | None, Prompts]:
+    """Encode the prompts of a batch, each with room for `new_tokens` after it, and combine them (:func:`pad`)."""
+    tokenizer, longest = loaded.tokenizer, loaded.max_length
+    room = prompt_limit(None, longest, new_tokens)
+    encoded = []
+    for sample in samples:
+        limit = prompt_limit(own_limit(sample, model), longest, new_tokens)
+        encoded.append(encode_prompt(sample, tokenizer, chat=model.chat, limit=limit, room=room))
+    queries, sources = [sample.query for sample in samples], [sample.query_source for sample in samples]
+    padded = pad(encoded, queries, tokenizer.pad_token_id or 0, loaded.device, tokenizer.decode, sources)
+    return encoded, *padded
 
 
 def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens: int) -> int | None:

@@ -6,7 +6,7 @@ out `limit`, so that a finished run can be extended by more samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -246,6 +246,14 @@ class TokenTask(Task):
                 f"{type(self).__name__}: samples are built from tokens, so bind(tokenizer) must be called first"
             )
         return self._tokenizer
+
+
+def check_list(key: str, values: Sequence[Any], allowed: Iterable[object]) -> None:
+    """Raise ConfigError if the list of an option is empty, or has a value twice."""
+    if not values:
+        raise ConfigError(key, [], "must not be empty", allowed=allowed)
+    if len(set(values)) < len(values):
+        raise ConfigError(key, list(values), "lists a value twice", hint="list each value once")
 
 
 def check_shots(shots: int, train: Sequence[Any], place: object) -> None:

@@ -20,7 +20,7 @@ from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import longbench as metric
 from kvbench.metrics.longbench import EXTENDED
 from kvbench.tasks import data
-from kvbench.tasks.base import PromptRules, Sample, Task
+from kvbench.tasks.base import PromptRules, Sample, Task, check_list
 from kvbench.tasks.data import HubSource
 from kvbench.tasks.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
 from kvbench.util.requirements import Package
@@ -90,13 +90,10 @@ class LongBench(Task):
     def check(self) -> None:
         """Raise ConfigError if the list of tasks is empty, has unknown or repeated names, or `source` is malformed."""
         allowed = (*task_groups(), *longbench_templates(), *EXTENDED)
-        if not self.names:
-            raise ConfigError("dataset.tasks", [], "must not be empty", allowed=allowed)
+        check_list("dataset.tasks", self.names, allowed)
         for name in self.names:
             if name not in longbench_templates() and name not in EXTENDED:
                 raise ConfigError("dataset.tasks", name, "is not a task of LongBench", allowed=allowed)
-        if len(set(self.names)) < len(self.names):
-            raise ConfigError("dataset.tasks", list(self.names), "lists a task twice")
         self.source.check()
 
     def packages(self) -> tuple[Package, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from kvbench.errors import ConfigError
 from kvbench.metrics.text import contains, exact_match, last_number, marked_number, prefix_share, recall
 from kvbench.models.spec import BUNDLED
-from kvbench.tasks.base import Sample, Setup, Task
+from kvbench.tasks.base import Sample, Setup, Task, check_list
 from kvbench.tasks.mini import copying, reasoning, retrieval
 from kvbench.tasks.mini.compose import WRAPPERS, ComposedPrompts, Draft, DraftQuestion, Setting, compose, tails
 from kvbench.tasks.mini.filler import CodeFiller, ProseFiller
@@ -148,22 +148,14 @@ class Mini(Task):
 
     def check(self) -> None:
         """Raise ConfigError if the list of tasks or of lengths is empty, or has unknown or repeated entries."""
-        if not self.tasks or not self.lengths:
-            raise ConfigError(
-                "dataset.tasks" if not self.tasks else "dataset.lengths",
-                [],
-                "must not be empty",
-                allowed=TASKS if not self.tasks else LENGTHS,
-            )
+        check_list("dataset.tasks", self.names, TASKS)
+        check_list("dataset.lengths", self.lengths, LENGTHS)
         for task in self.names:
             if task not in TASKS:
                 raise ConfigError("dataset.tasks", task, "is not a task of dataset=mini", allowed=(*GROUPS, *TASKS))
         for length in self.lengths:
             if length not in LENGTHS:
                 raise ConfigError("dataset.lengths", length, "is not a length of dataset=mini", allowed=LENGTHS)
-        for key, values in (("tasks", self.names), ("lengths", self.lengths)):
-            if len(set(values)) < len(values):
-                raise ConfigError(f"dataset.{key}", list(values), "lists a value twice", hint="list each value once")
 
     def fits(self, config: Setup) -> None:
         """Raise ConfigError if a length cannot fit into ``model.max_length``.

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from kvbench.errors import ConfigError
 from kvbench.metrics import ruler as metric
-from kvbench.tasks.base import PromptRules, Sample, Setup, TokenTask
+from kvbench.tasks.base import PromptRules, Sample, Setup, TokenTask, check_list
 from kvbench.tasks.data import HubSource
 from kvbench.tasks.ruler import outside_texts
 from kvbench.tasks.ruler.counting import CommonWords, FrequentWords, Tracking
@@ -94,11 +94,8 @@ class Ruler(TokenTask):
     def check(self) -> None:
         """Raise ConfigError if the list of tasks or of lengths is empty, or has unknown or repeated entries."""
         allowed = (*GROUPS, *KINDS)
-        for key, values, choices in (("tasks", self.names, allowed), ("lengths", self.lengths, ())):
-            if not values:
-                raise ConfigError(f"dataset.{key}", [], "must not be empty", allowed=choices)
-            if len(set(values)) < len(values):
-                raise ConfigError(f"dataset.{key}", list(values), "lists a value twice", hint="list each value once")
+        check_list("dataset.tasks", self.names, allowed)
+        check_list("dataset.lengths", self.lengths, ())
         for name in self.names:
             if name in GROUPS:
                 raise ConfigError(
