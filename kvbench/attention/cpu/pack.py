@@ -55,19 +55,16 @@ def pack_tokens(segment: PackedSegment, row: int, x: Tensor, start: int, instruc
         row: row of the batch, in the segment, to which row 0 of `x` belongs.
         x: tokens in full precision, ``[rows, H, n, D]``.
         start: index of the first token to write within the segment.
-        instructions: as for :func:`kvbench.attention.cpu.decode.attend`.
+        instructions: as for :func:`kvbench.attention.cpu.decode.attend`, and the same whenever the segment is packed.
 
     Returns:
         False if torch must pack them instead: the format or dtype is not served, or a token has no finite scale.
     """
     known = segment.prepared
     if known is None or known[0] is not segment.words:  # the buffers have grown, or the batch has changed
-        known = segment.prepared = (segment.words, described(segment))
-    struct = known[1]
-    if struct is None or x.dtype != segment.dtype or x.stride(3) != 1:
-        return False
-    library = build.kernel_library(instructions)
-    if isinstance(library, str):
+        known = segment.prepared = (segment.words, described(segment), build.kernel_library(instructions))
+    _, struct, library = known
+    if struct is None or isinstance(library, str) or x.dtype != segment.dtype or x.stride(3) != 1:
         return False
     struct.tokens, struct.stride = x.data_ptr(), (*x.stride()[:3],)
     struct.row, struct.rows, struct.start, struct.count = row, x.shape[0], start, x.shape[2]
