@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from kvbench.attention.cpu import build, pack
 from kvbench.cache.segments.packed import PackedSegment
-from kvbench.errors import NonFiniteError
+from kvbench.errors import ConfigError, NonFiniteError
 from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.quantizers.spec import PLANES
+from kvbench.quantizers.windowed import WindowedQuantizer
 from tests.attention.test_cpu_decode import SETS
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
@@ -75,6 +76,27 @@ def test_every_format_is_packed_as_torch_does(kind, dtype, side, instructions):
             same(pair)
 
 
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "quantizer",
+    [
+        *(AffineQuantizer(bits, group, "channel") for bits, group in ((2, 32), (3, 128), (4, 16), (5, 64), (8, 32))),
+        AtomQuantizer(4, 32, "channel"),
+        *(WindowedQuantizer(bits, window) for bits, window in ((2, 42), (4, 85), (3, 96), (2, 256))),
+    ],
+    ids=repr,
+)
+def test_groups_of_tokens_are_packed_as_torch_does(quantizer, dtype, instructions):
+    block = quantizer.block_tokens
+    pair = segments(quantizer, "key", dtype=dtype, capacity=2 * block, instructions=instructions)
+    for segment in pair:
+        segment.append(slice(0, 2), tokens(2 * block, dtype=dtype))
+        segment.append(slice(0, 2), tokens(block, dtype=dtype, seed=1))
+        segment.append(slice(1, 2), tokens(block, rows=1, dtype=dtype, seed=2))
+    same(pair)
+
+
 @given(
     counts=st.lists(st.integers(1, 200), min_size=1, max_size=3),
     bits=st.sampled_from([bits for bits in PLANES if bits > 1]),
@@ -132,6 +154,17 @@ def test_what_is_not_finite_is_left_to_torch_which_says_where(bad):
     assert segment.packed_by_kernel == [False] and segment.lengths == [0, 0]
 
 
+def test_what_is_not_finite_in_a_group_of_tokens_is_left_to_torch():
+    _, segment = segments(AffineQuantizer(4, 32, "channel"))
+    x = tokens(64)
+    x[1, 2, 40, 7] = float("nan")
+    with pytest.raises(NonFiniteError, match=r"\(1, 2, 40, 7\)"):
+        segment.append(slice(0, 2), x)
+    with pytest.raises(ConfigError, match="does not divide the 33 tokens"):
+        segment.append(slice(0, 2), tokens(33))
+    assert segment.packed_by_kernel == [False, False] and segment.lengths == [0, 0]
+
+
 def test_a_scale_beyond_the_largest_number_is_left_to_torch():
     pair = segments(AffineQuantizer(4, 32, "token"), dtype=torch.float32)
     x = torch.full((2, 3, 1, 64), 3e38)
@@ -145,7 +178,6 @@ def test_a_scale_beyond_the_largest_number_is_left_to_torch():
 @pytest.mark.parametrize(
     ("quantizer", "dtype", "given"),
     [
-        (AffineQuantizer(4, 32, "channel"), torch.bfloat16, torch.bfloat16),
         (HierarchicalQuantizer(32, "token"), torch.bfloat16, torch.bfloat16),
         (AffineQuantizer(4, 8, "token"), torch.bfloat16, torch.bfloat16),
         (AffineQuantizer(4, 32, "token"), torch.float16, torch.float16),

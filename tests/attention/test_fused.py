@@ -342,5 +342,7 @@ class TestOnAGpu:
 def test_the_kernel_of_a_cpu_is_compiled_where_it_may_serve(name, options, model, compiles, monkeypatch):
     calls = []
     monkeypatch.setattr(fused, "prepare", lambda: calls.append("compiled"))
-    load_method(name, **options).new_cache(zoo.model(model))
+    method, made = load_method(name, **options), zoo.model(model)
+    method.new_cache(made)
+    method.detach(made)  # other tests get the same model
     assert calls == ["compiled"] * compiles

@@ -1,7 +1,7 @@
 """Packs that are deferred until all layers have settled, as a GPU does, leave what immediate ones leave.
 
 On a GPU ``packs_together`` lets :meth:`settle` queue its packs; the kernel then reads the tails after every layer has
-settled. Here the encoding of a packed segment is put off in the same way, on a CPU.
+settled. Here the encoding of a packed segment is put off in the same way, on a CPU, where torch packs for this.
 """
 
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from kvbench.attention import fused
 from kvbench.cache.kernels import pack_together
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.methods.logquant import LogQuant
@@ -41,6 +42,7 @@ def states(method, monkeypatch, settling) -> list[torch.Tensor]:
     """All keys and values of two rows after a prompt and 60 steps."""
     model = zoo.model("llama")
     ids, mask = zoo.padded_batch([140, 171], seed=3)
+    monkeypatch.setattr(fused, "prepare", lambda: None)  # the packer of CPUs, which would pack at once
     cache = fresh(method, model, ids, mask, tell=True)
     with torch.no_grad():
         model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)

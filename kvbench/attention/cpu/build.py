@@ -130,7 +130,7 @@ def _compiler() -> list[str]:
     return [program, *words[1:]]
 
 
-def _version(words: list[str]) -> str:
+def _compiler_stamp(words: list[str]) -> str:
     """Return what changes when one of the programs of a command does: their paths, sizes and times."""
     programs = [Path(program).resolve() for program in map(shutil.which, words) if program]
     stats = [(program, program.stat()) for program in programs]
@@ -150,7 +150,7 @@ def _built(compiler: list[str], chosen: str) -> Path:
     flags = (*FLAGS, *SETS[chosen])
     sources = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".hpp"))
     words = [
-        _version(compiler),
+        _compiler_stamp(compiler),
         *compiler,
         cpu_name(),
         platform.machine(),

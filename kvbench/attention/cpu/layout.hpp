@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -25,7 +26,10 @@ inline void in_threads(Parallel parallel, unsigned threads, void (*work)(void *)
     if (threads < 2) return work(data);
     if (parallel) return parallel(work, data, threads, 0);
     std::vector<std::thread> others;
-    for (unsigned i = 1; i < threads; i++) others.emplace_back(work, data);
+    try {
+        for (unsigned i = 1; i < threads; i++) others.emplace_back(work, data);
+    } catch (const std::system_error &) {  // no more threads: those that there are share the work
+    }
     work(data);
     for (std::thread &other : others) other.join();
 }

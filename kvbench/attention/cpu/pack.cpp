@@ -1,12 +1,12 @@
-// Quantization and packing of tokens whose groups are channels of one token, bit for bit as torch does it
-// (kvbench/quantizers/affine.py, atom.py; the place of a code in its word: kvbench/cache/segments/layout.py).
+// Quantization and packing of tokens, bit for bit as torch does it (kvbench/quantizers/affine.py, atom.py, windowed.py;
+// the place of a code in its word: kvbench/cache/segments/layout.py).
 //
 // Arithmetic is fp32. No product is followed by a sum, so no compiler can join two roundings into one.
 
 #include <atomic>
 #include <cmath>
 
-#include "codes.hpp"
+#include "params.hpp"
 
 namespace kvbench {
 
@@ -16,10 +16,12 @@ constexpr float MOST_HALF = 65504.f;
 // A segment, and tokens to append to it (kvbench/attention/cpu/pack.py writes the same struct).
 struct Packing {
     uint16_t *words[2];    // planes of codes, [B, H, tiles, ...]
-    void *params[2];       // scales, minima or zero points, [B, H, tiles * TILE, channels / group]
+    void *params[2];       // scales, minima or zero points, [B, H, tokens, channels / group] or [B, H, groups, channels]
     const void *tokens;    // [rows, H, count, channels], channels contiguous
     int64_t stride[3];     // of row, head, token
+    int64_t param_head;    // elements from one head to the next in `params`
     int32_t kind, bits, group, channels, heads, tiles;
+    int32_t by_token, window, cuts;  // as in Part
     int32_t keys;          // 1: words of a tile are [N, channels]; 0: [channels, N]
     int32_t type;          // of tokens: BF16, with params in fp16, or FP32, with params in fp32
     int32_t row, rows;     // first row of the batch
@@ -40,7 +42,7 @@ inline float half(float x) {
 
 inline float within(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 
-inline Group group_of(const Packing &packing, float low, float high) {
+inline Group parameters_of(const Packing &packing, float low, float high) {
     const float levels = (float)((1 << packing.bits) - 1);
     const bool stored_half = packing.type == BF16;
     if (packing.kind == AFFINE) {
@@ -54,17 +56,14 @@ inline Group group_of(const Packing &packing, float low, float high) {
     return {scale, std::fabs(within(std::nearbyint(-low / scale), 0.f, levels))};
 }
 
-// Codes of a group, whole numbers.
-inline void encode(const Packing &packing, Group group, const float *x, int32_t *codes) {
-    const F levels = splat((float)((1 << packing.bits) - 1)), step = splat(group.step), second = splat(group.second);
-    for (int i = 0; i < packing.group; i += L) {
-        F code;
-        if (packing.kind == AFFINE) code = group.step == 0 ? F{} : (load<F>(x + i) - second) / step;
-        else code = to_float(rounded(larger(splat(-1e6f), -larger(splat(-1e6f), -(load<F>(x + i) / step))))) + second;
-        code = larger(F{}, code);
-        code = code > levels ? levels : code;
-        store(codes + i, rounded(code));
-    }
+// Codes of L elements, whole numbers, with the parameters of their groups.
+inline I encoded(const Packing &packing, F x, F step, F second) {
+    const F levels = splat((float)((1 << packing.bits) - 1));
+    F code;
+    if (packing.kind == AFFINE) code = step == 0.f ? F{} : (x - second) / step;
+    else code = to_float(rounded(larger(splat(-1e6f), -larger(splat(-1e6f), -(x / step))))) + second;
+    code = larger(F{}, code);
+    return rounded(code > levels ? levels : code);
 }
 
 // Write the codes of one token of a tile into its words.
@@ -89,48 +88,91 @@ struct Queue {
     const Packing &packing;
     int tiles;  // that the tokens are in
     std::atomic<int64_t> next{0};
-    std::atomic<int> failed{0};
+    std::atomic<int> failed{0};  // NaN or infinity, or a scale beyond the largest number: torch says where
 
-    // Pack the tokens of one row, head and tile.
+    F elements_of(int row, int head, int token, int channel) const {
+        const int64_t from = row * packing.stride[0] + head * packing.stride[1] +
+                             (token - packing.start) * packing.stride[2] + channel;
+        return elements(packing.tokens, (Type)packing.type, from);
+    }
+
+    void put_group(int64_t at, Group group) const {
+        const Type type = packing.type == FP32 ? FP32 : FP16;
+        put(packing.params[0], type, at, group.step), put(packing.params[1], type, at, group.second);
+    }
+
+    // Pack the tokens of one row, head and tile, whose groups are channels.
     void tile(int row, int head, int tile) {
         alignas(64) float x[MOST_PACKED];
         alignas(64) int32_t codes[MOST_PACKED];
         const int64_t line = (int64_t)(packing.row + row) * packing.heads + head;
-        const int channels = packing.channels, blocks = channels / packing.group;
-        const int end = packing.start + packing.count, last = (tile + 1) * TILE < end ? (tile + 1) * TILE : end;
+        const int channels = packing.channels, end = packing.start + packing.count;
+        const int last = (tile + 1) * TILE < end ? (tile + 1) * TILE : end;
         for (int token = tile * TILE > packing.start ? tile * TILE : packing.start; token < last; token++) {
-            const int64_t from = row * packing.stride[0] + head * packing.stride[1] +
-                                 (token - packing.start) * packing.stride[2];
-            for (int c = 0; c < channels; c += L) store(x + c, elements(packing.tokens, (Type)packing.type, from + c));
-            for (int b = 0; b < blocks; b++) {
-                const float *mine = x + b * packing.group;
-                F low = load<F>(mine), high = low, finite = {};
-                for (int i = 0; i < packing.group; i += L) {
-                    const F some = load<F>(mine + i);
+            for (int c = 0; c < channels; c += L) store(x + c, elements_of(row, head, token, c));
+            for (int c = 0; c < channels; c += packing.group) {
+                F low = load<F>(x + c), high = low, finite = {};
+                for (int i = c; i < c + packing.group; i += L) {
+                    const F some = load<F>(x + i);
                     low = low < some ? low : some, high = larger(high, some), finite += some - some;
                 }
-                const Group group = group_of(packing, -most_of(-low) + 0.f, most_of(high) + 0.f);
+                const Group group = parameters_of(packing, -most_of(-low) + 0.f, most_of(high) + 0.f);
                 if (sum_of(finite) != 0 || !std::isfinite(group.step)) {
-                    failed = 1;  // NaN and infinity, or a scale beyond the largest number: torch says where
+                    failed = 1;
                     return;
                 }
-                const int64_t at = (line * packing.tiles * TILE + token) * blocks + b;
-                const Type type = packing.type == FP32 ? FP32 : FP16;
-                put(packing.params[0], type, at, group.step), put(packing.params[1], type, at, group.second);
-                encode(packing, group, mine, codes + b * packing.group);
+                put_group(line * packing.param_head + (int64_t)token * (channels / packing.group) + c / packing.group,
+                          group);
+                for (int i = c; i < c + packing.group; i += L)
+                    store(codes + i, encoded(packing, load<F>(x + i), splat(group.step), splat(group.second)));
             }
             put_codes(packing, line, tile, token % TILE, codes);
         }
     }
 
+    // Pack the tokens of one row and head, whose groups are tokens: those of a tile may share words, so by one thread.
+    void head(int row, int head) {
+        alignas(64) float step[MOST_PACKED], second[MOST_PACKED];
+        alignas(64) int32_t codes[MOST_PACKED];
+        const int64_t line = (int64_t)(packing.row + row) * packing.heads + head;
+        const int channels = packing.channels, end = packing.start + packing.count;
+        for (int64_t token = packing.start, stop; token < end; token = stop) {
+            const int64_t number = group_of(packing, token, stop);
+            for (int c = 0; c < channels; c += L) {
+                F low = elements_of(row, head, (int)token, c), high = low, finite = {};
+                for (int t = (int)token; t < stop; t++) {
+                    const F some = elements_of(row, head, t, c);
+                    low = low < some ? low : some, high = larger(high, some), finite += some - some;
+                }
+                for (int i = 0; i < L; i++) {
+                    const Group group = parameters_of(packing, low[i] + 0.f, high[i] + 0.f);
+                    if (finite[i] != 0 || !std::isfinite(group.step)) {
+                        failed = 1;
+                        return;
+                    }
+                    step[c + i] = group.step, second[c + i] = group.second;
+                    put_group(line * packing.param_head + number * channels + c + i, group);
+                }
+            }
+            for (int t = (int)token; t < stop; t++) {
+                for (int c = 0; c < channels; c += L)
+                    store(codes + c, encoded(packing, elements_of(row, head, t, c), load<F>(step + c),
+                                             load<F>(second + c)));
+                put_codes(packing, line, t / TILE, t % TILE, codes);
+            }
+        }
+    }
+
+    int64_t items() const { return (int64_t)packing.rows * packing.heads * (packing.by_token ? tiles : 1); }
+
     static void work(void *queue_) {
         Queue &queue = *(Queue *)queue_;
         const Packing &packing = queue.packing;
-        const int64_t items = (int64_t)packing.rows * packing.heads * queue.tiles;
-        for (int64_t item; (item = queue.next++) < items;) {
-            const int64_t line = item / queue.tiles;
-            queue.tile((int)(line / packing.heads), (int)(line % packing.heads),
-                       packing.start / TILE + (int)(item % queue.tiles));
+        const int64_t count = queue.items(), parts = packing.by_token ? queue.tiles : 1;
+        for (int64_t item; (item = queue.next++) < count;) {
+            const int row = (int)(item / parts / packing.heads), head = (int)(item / parts % packing.heads);
+            if (packing.by_token) queue.tile(row, head, packing.start / TILE + (int)(item % parts));
+            else queue.head(row, head);
         }
     }
 };
@@ -142,9 +184,9 @@ extern "C" int kvbench_pack(const kvbench::Packing *packing) {
     using kvbench::TILE;
     const int tiles = (packing->start + packing->count - 1) / TILE - packing->start / TILE + 1;
     kvbench::Queue queue{*packing, tiles};
-    const int64_t items = (int64_t)packing->rows * packing->heads * tiles;
-    const bool few = items * packing->channels < 1024;  // a token of a step takes less time than starting a thread
-    const unsigned threads = few ? 1 : (unsigned)(packing->threads < items ? packing->threads : items);
+    // a token of a step takes less time than starting a thread
+    const bool few = (int64_t)packing->rows * packing->heads * packing->count * packing->channels < 16384;
+    const unsigned threads = few ? 1 : (unsigned)(packing->threads < queue.items() ? packing->threads : queue.items());
     kvbench::in_threads(packing->parallel, threads, kvbench::Queue::work, &queue);
     return queue.failed;
 }

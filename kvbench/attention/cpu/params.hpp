@@ -35,8 +35,9 @@ inline Affine of_channels(const Part &part, int64_t head, int64_t group, int cha
                   elements(part.params[1], type, head * part.param_head[1] + at));
 }
 
-// The group of a token, and the first token behind it.
-inline int64_t group_of(const Part &part, int64_t token, int64_t &end) {
+// The group of a token, and the first token behind it. A format has `group`, `window` and `cuts` as a Part does.
+template <class Format>
+inline int64_t group_of(const Format &part, int64_t token, int64_t &end) {
     if (!part.window) {
         const int64_t group = token / part.group;
         end = (group + 1) * part.group;
