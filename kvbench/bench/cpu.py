@@ -38,6 +38,9 @@ GATES = {
     "step tiny 8 x 2k kivi:int4": 0.9,
     "step tiny 8 x 2k kivi:int2": 0.9,
     "perplexity 30 layers 2k kivi:int2": 0.9,
+    # kvbench.bench.cpu_prompts
+    "prefill tiny 16k h2o": 1 / 1.6,
+    "limit tiny 8k kvquant": 1.0,  # 3 ms a layer, in the place of fp16's time, over its time
 }
 #: share of a gate that AVX2 alone must reach
 AVX2_SHARE = 0.8
@@ -126,9 +129,11 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure all rows with the instruction set and the threads of this process."""
     import torch
 
+    from kvbench.bench import cpu_prompts
+
     for threads in args.threads or sorted({1, torch.get_num_threads()}):
         torch.set_num_threads(threads)
-        for rows in (attention, steps, perplexity):
+        for rows in (attention, steps, perplexity, cpu_prompts.prefills, cpu_prompts.looked_up_steps):
             yield from rows(args, threads)
 
 

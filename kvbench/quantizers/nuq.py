@@ -119,11 +119,11 @@ def encode_nuq(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outlier
     x = x / torch.where(scale == 0, 1.0, scale)
     best = (x - levels[0]).abs()
     codes = torch.zeros_like(x, dtype=torch.uint8)
-    for code in range(1, len(levels)):
-        distance = (x - levels[code]).abs()
-        nearer = distance < best
-        codes[nearer] = code
-        best = torch.where(nearer, distance, best)
+    distance, nearer = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+    for code in range(1, len(levels)):  # in place: on a CPU, new memory costs more than the arithmetic
+        torch.sub(x, levels[code], out=distance).abs_()
+        codes.masked_fill_(torch.lt(distance, best, out=nearer), code)
+        torch.minimum(best, distance, out=best)
     return codes
 
 
