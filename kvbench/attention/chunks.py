@@ -17,7 +17,7 @@ from kvbench.cache.layer import KVLayer
 
 
 def prefers_tiles(layer: KVLayer, query: Tensor) -> bool:
-    """Return True if a step's new tokens are such that the decode kernel for CPUs refuses them, and this one may not."""
+    """Return True if the decode kernel for CPUs refuses a step's new tokens, and this one may not."""
     if query.device.type != "cpu" or layer.progress.options.kernels not in ("auto", "cpu"):
         return False
     return layer.rope is not None or (layer.method.eager and query.shape[2] > 1)

@@ -187,8 +187,8 @@ def first_forms(
 ) -> tuple[Columns, tuple[Tensor, Tensor]]:
     """Return the columns of all tokens in the form that they have before a pass, and when that ends on either side.
 
-    Arguments are those of :func:`planned`; `old` has the columns before the pass. Tokens and turns are numbered from the
-    first real token, as in `times`.
+    Arguments are those of :func:`planned`; `old` has the columns before the pass. Tokens and turns are numbered from
+    the first real token, as in `times`.
     """
     base = torch.cat([old - start, torch.arange(first - start, first + count - start)])
     # a form that does not change during the pass counts as one that never does
@@ -200,7 +200,7 @@ def first_forms(
 def forms(
     columns: tuple[Tensor, Tensor], times: tuple[Tensor, Tensor], first: int, count: int, start: int
 ) -> tuple[Columns, Columns, tuple[Tensor, Tensor]]:
-    """Return the columns of the first forms (:func:`first_forms`), those of the later ones, and what the later ones are.
+    """Return the columns of the first forms (:func:`first_forms`), those of the later ones, and what these are.
 
     Arguments are those of :func:`planned`. The last result has the numbers of the later columns' forms of keys, and of
     values: the number of a first column, or the number of first columns plus a slot after the pass.

@@ -34,17 +34,18 @@ def attend_by_turns(
     scaling: float,
     logits: Logits,
 ) -> Tensor | None:
-    """Do what :func:`kvbench.attention.foreseen.attend_foreseen` does, or nothing, and return None, if the kernel cannot.
+    """Do what :func:`kvbench.attention.foreseen.attend_foreseen` does; if the kernel cannot, do nothing: return None.
 
     The mask must be an ordinary causal one.
 
     Args:
         times: for each of the layer's groups of rows, when the method packs or drops the keys, and the values.
     """
+    if layer.progress.options.kernels not in ("auto", "cpu") or query.device.type != "cpu":
+        return None
     reason = refuses(layer, query, logits)
     if reason is not None:
         layer.paths.add(f"reference (cpu: {reason})")
-    if reason is not None or layer.progress.options.kernels not in ("auto", "cpu") or query.device.type != "cpu":
         return None
     count, last, plans = query.shape[2], layer.seen, layer.progress.plans
     sizes, groups = (layer.heads, layer.key_dim, layer.value_dim), layer.row_groups()
@@ -158,7 +159,7 @@ def later_runs(
     """
     places = []
     for form, other, store, tail in zip(chosen, chosen[::-1], layer.stores(), tails, strict=True):
-        # what was not in the tail does not change on this side, so that its slot after the pass, which is also the other
+        # what was not in the tail does not change on this side, so its slot after the pass, which is also the other
         # side's, has the same form
         form = torch.where(form < base - count - tail, other, form)
         ends = torch.tensor(list(accumulate(store.signature(row))))

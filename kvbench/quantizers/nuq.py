@@ -79,8 +79,8 @@ def value_outliers(x: Tensor, share: float) -> Tensor:
     parts = []
     for first in range(0, len(flat), step):
         part = flat[first : first + step]
-        high = torch.quantile(part, tail(share), dim=-1, keepdim=True)
-        low = torch.quantile(part, 1 - tail(share), dim=-1, keepdim=True)
+        ends = torch.stack([part.new_full((), share_) for share_ in (1 - tail(share), tail(share))])
+        low, high = torch.quantile(part, ends, dim=-1, keepdim=True)  # together: it sorts the elements
         parts.append((part <= low) | (part >= high))
     return torch.cat(parts).view(x.shape) if parts else torch.zeros_like(x, dtype=torch.bool)
 

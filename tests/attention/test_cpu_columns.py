@@ -17,7 +17,9 @@ pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.mi
 def probabilities(query, keys, starts, scaling):
     """Causal probabilities ``[B, Hq, q, n]``, and the log-sum-exp of each query."""
     count, width = query.shape[2], keys.shape[2]
-    scores = scaling * query.float() @ keys.float().repeat_interleave(query.shape[1] // keys.shape[1], 1).transpose(-1, -2)
+    scores = (
+        scaling * query.float() @ keys.float().repeat_interleave(query.shape[1] // keys.shape[1], 1).transpose(-1, -2)
+    )
     seen = torch.ones(count, width, dtype=torch.bool).tril(width - count)
     seen = seen & (torch.arange(width) >= torch.tensor(starts)[:, None, None, None])
     scores = scores.masked_fill(~seen, float("-inf"))
@@ -31,7 +33,9 @@ def test_sums_of_columns(count, width, dtype, instructions):
     rng = torch.Generator().manual_seed(width)
     starts = [0, min(7, width - count)]
     query = torch.randn(2, 6, count, 64, generator=rng).to(dtype)
-    keys = torch.randn(2, width, 2, 64, generator=rng).to(dtype).transpose(1, 2)  # as a model's: heads apart by a stride
+    keys = (
+        torch.randn(2, width, 2, 64, generator=rng).to(dtype).transpose(1, 2)
+    )  # as a model's: heads apart by a stride
     wanted, lse = probabilities(query, keys, starts, 0.3)
     before = torch.rand(2, 6, width, generator=rng)
     sums = before.clone()

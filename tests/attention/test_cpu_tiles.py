@@ -28,7 +28,12 @@ def causal(work, row, count, window=None):
 def attend(query, work, instructions=None, **more):
     rows = [
         tiles.attend_rows(
-            query[row : row + 1], slice(row, row + 1), work, causal(work, row, query.shape[2], **more), 0.2, instructions
+            query[row : row + 1],
+            slice(row, row + 1),
+            work,
+            causal(work, row, query.shape[2], **more),
+            0.2,
+            instructions,
         )
         for row in range(len(query))
     ]

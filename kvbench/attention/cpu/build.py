@@ -164,7 +164,8 @@ def _loaded(path: Path) -> Library:
     functions = [opened.kvbench_decode, opened.kvbench_tiles, opened.kvbench_columns]
     for function in functions:
         function.argtypes, function.restype = [ctypes.c_void_p], None
-    return Library(*functions, _parallel())
+    decode, tiles, columns = functions
+    return Library(decode, tiles, columns, _parallel())
 
 
 @cache

@@ -1,6 +1,6 @@
 """Attention of many queries by the CPU kernel that unpacks a tile of tokens at a time: the code that runs on the host.
 
-The kernel (`tiles.cpp`) reads runs of tokens. Each token of a run has the first query that sees it and the first that no
+The kernel (`tiles.cpp`) reads runs of tokens. With each token go the first query that sees it and the first that no
 longer does, so one call serves causal attention, sliding windows, and passes in which tokens are packed in between
 (:mod:`kvbench.attention.foreseen`). It also reads KVQuant's codes and keys before RoPE, which `decode.cpp` does not.
 """
@@ -247,7 +247,9 @@ def _source(source: Source) -> SourceStruct:
     )
     if book.outliers is not None:
         exact = book.outliers
-        tables.outliers, tables.indices, tables.ends = (x.data_ptr() for x in (exact.values, exact.indices, exact.table))
+        tables.outliers, tables.indices, tables.ends = (
+            x.data_ptr() for x in (exact.values, exact.indices, exact.table)
+        )
         tables.room, tables.blocks = exact.values.shape[1], exact.table.shape[1]
         tables.outlier_type, tables.block, tables.width = TYPES[exact.values.dtype], exact.block, exact.width
     return SourceStruct(struct, tables, source.first_row)
