@@ -81,20 +81,22 @@ def attend_by_turns(
     for number, (rows, time) in enumerate(zip(groups, times, strict=True)):
         row = rows.indices(layer.batch)[0]
         before, after = shapes[number], layer.lengths(rows)
-        key = ("later", last, count, row, layer.window, id(layer.method), str(before), str(after))
-        if key not in plans:
+        again = ("later", last, count, row, layer.window, id(layer.method), str(before), str(after))
+        if again not in plans:
             start = layer.start(row)
             pair = old[number], layer.positions(row)
             base, later, chosen = foreseen.forms(pair, time, last - count, count, start)
             tails = [lengths[-1] for lengths in before]
-            plans[key] = later_runs(layer, row, later, chosen, len(base[0]), tails, last - count - start, count)
+            plans[again] = later_runs(layer, row, later, chosen, len(base[0]), tails, last - count - start, count)
         sources = [
             [Source(describe_part(segment, sizes[1 + side]), rows.start) for segment in store.segments]
             + [Source(exact_part(recents[number][side]))]
             for side, store in enumerate(layer.stores())
         ]
         out = tiles.call(
-            *(query[rows], sources[0], sources[1], plans[key], sizes, scaling, logits), state=states[number], later=True
+            *(query[rows], sources[0], sources[1], plans[again], sizes, scaling, logits),
+            state=states[number],
+            later=True,
         )
         assert out is not None
         outs.append(out)
@@ -131,9 +133,9 @@ def first_runs(layer: KVLayer, row: int, columns: foreseen.Columns, first: int, 
         first: index in the text of the first query.
     """
     stores = layer.stores()
-    lengths = [[*store.signature(row)[:-1], store.signature(row)[-1] + count] for store in stores]
+    keys, values = ([*store.signature(row)[:-1], store.signature(row)[-1] + count] for store in stores)
     lines = []
-    for (k, v), (key, value, tokens) in pairs_of_row(*lengths).items():
+    for (k, v), (key, value, tokens) in pairs_of_row(keys, values).items():
         key += begun(stores[0].segments[:-1], k, row)
         value += begun(stores[1].segments[:-1], v, row)
         lines.append((k, v, key, value, tokens, key))
