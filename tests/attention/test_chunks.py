@@ -65,4 +65,4 @@ def test_what_it_does_not_serve_is_named(monkeypatch):
         for key, value in change.items():
             monkeypatch.setattr(type(layer.method), key, value)
         with pytest.raises(chunks.NotServed, match=reason):
-            chunks.check_served(layer, None, 3)
+            chunks.check_causal_chunk(layer, None, 3)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvbench.attention.cpu import build, tiles
+from kvbench.attention.cpu import build, chunk_kernel
 from kvbench.attention.logits import Logits
 from kvbench.attention.phases import Format, Part, Work
 from kvbench.attention.reads import looked_up
@@ -22,12 +22,12 @@ SETS = sorted({*decode_tests.SETS, build.instructions()})
 
 def causal(work, row, count, window=None):
     total = sum(tokens for *_, tokens in work.counts[row])
-    return tiles.causal_runs(work.counts[row], total, torch.arange(total) - (total - count), window)
+    return chunk_kernel.causal_runs(work.counts[row], total, torch.arange(total) - (total - count), window)
 
 
 def attend(query, work, instructions=None, **more):
     rows = [
-        tiles.attend_rows(
+        chunk_kernel.attend_phases(
             query[row : row + 1],
             slice(row, row + 1),
             work,
@@ -41,7 +41,7 @@ def attend(query, work, instructions=None, **more):
 
 
 def agrees(query, work, instructions=None):
-    assert tiles.refuses(query, work) is None
+    assert chunk_kernel.refuses_chunk(query, work) is None
     found = attend(query, work, instructions)
     assert found.dtype == query.dtype
     assert relative_error(found, dequantized_attention(query, work, 0.2)) < TOLERANCE[query.dtype]
@@ -100,9 +100,11 @@ def test_a_query_sees_each_token_at_its_turns_only(instructions):
     begins[5:130], ends[5:130] = 60, 60  # a whole tile that nobody sees, but its first tokens
     order = torch.cat([torch.arange(200, 400), torch.arange(0, 131), torch.arange(150, 200)])
     lines = [(0, 0, 200, 200, 200, 200), (0, 0, 0, 0, 131, 0), (0, 0, 150, 150, 50, 150)]
-    runs = tiles.Runs(torch.tensor(lines, dtype=torch.int32), begins[order].contiguous(), ends[order].contiguous())
-    sides = [[tiles.Source(Part(Format("full", 16), buffer=x))] for x in (keys, values)]
-    found = tiles.call(query, *sides, runs, (heads, 64, 64), 0.2, Logits(), instructions=instructions)
+    runs = chunk_kernel.Runs(
+        torch.tensor(lines, dtype=torch.int32), begins[order].contiguous(), ends[order].contiguous()
+    )
+    sides = [[chunk_kernel.Source(Part(Format("full", 16), buffer=x))] for x in (keys, values)]
+    found = chunk_kernel.run_chunk(query, *sides, runs, (heads, 64, 64), 0.2, Logits(), instructions=instructions)
     turn = torch.arange(count, dtype=torch.int32)[:, None]
     seen = (begins <= turn) & (turn < ends)
     seen[:, 131:150] = False
@@ -131,7 +133,7 @@ def test_a_sliding_window():
 def test_a_second_call_goes_on_with_the_sums_of_the_first(sinks):
     work, logits = made("int2 G32", [700], (40, 40)), Logits(None, sinks)
     query = queries(work, 1, count=30)
-    sides = [[tiles.Source(pair[side]) for pair in work.phases] for side in (0, 1)]
+    sides = [[chunk_kernel.Source(pair[side]) for pair in work.phases] for side in (0, 1)]
     whole, state = causal(work, 0, 30), torch.empty(1, 6, 30, 66)
     exact = whole.runs[1].tolist()
     parts = [
@@ -139,8 +141,10 @@ def test_a_second_call_goes_on_with_the_sums_of_the_first(sinks):
         ([[0, 0, 256, 256, 444, 256], exact], slice(256, None)),
     ]
     for number, (lines, part) in enumerate(parts):
-        runs = tiles.Runs(torch.tensor(lines, dtype=torch.int32), whole.begins[part].clone(), whole.ends[part].clone())
-        out = tiles.call(
+        runs = chunk_kernel.Runs(
+            torch.tensor(lines, dtype=torch.int32), whole.begins[part].clone(), whole.ends[part].clone()
+        )
+        out = chunk_kernel.run_chunk(
             query, *sides, runs, (2, 64, 64), 0.2, logits, state=state, later=number > 0, finish=number == 1
         )
     work.logits = logits
@@ -199,7 +203,7 @@ def looked_up_layer(bits, dtype, *, rope, outliers=0.02, lengths=(300, 300), exa
 def test_codebooks_with_outliers_and_keys_before_rope(bits, rope, dtype, instructions, count):
     work, tokens = looked_up_layer(bits, dtype, rope=rope, lengths=(300, 137))
     query = queries(work, 2, count=count, dtype=dtype)
-    assert tiles.refuses(query, work) is None
+    assert chunk_kernel.refuses_chunk(query, work) is None
     found = attend(query, work, instructions)
     for row, (keys, values) in enumerate(tokens):
         length = keys.shape[2]
@@ -219,7 +223,7 @@ def test_codebooks_without_outliers():
 
 def test_what_the_lists_do_not_name_is_refused():
     work = made("int4 G32", [300], (9, 9))
-    assert tiles.refuses(queries(work, 1, dtype=torch.float64), work) == "queries in float64"
+    assert chunk_kernel.refuses_chunk(queries(work, 1, dtype=torch.float64), work) == "queries in float64"
     work, _ = looked_up_layer(4, torch.float32, rope=True, lengths=(130,))
     work.key_dim = work.value_dim = 48
-    assert tiles.refuses(torch.zeros(1, 6, 1, 48), work) == "keys before RoPE of 48 channels"
+    assert chunk_kernel.refuses_chunk(torch.zeros(1, 6, 1, 48), work) == "keys before RoPE of 48 channels"
