@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention import fused
-from kvbench.attention.cpu import build, tiles
+from kvbench.attention.cpu import build, chunk_kernel
 from kvbench.attention.logits import Logits
 from kvbench.attention.phases import NotServed, work
 from kvbench.cache.layer import KVLayer
@@ -40,10 +40,10 @@ def attend_tiles(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: fl
     if not any(segment.packed for segment in layer.segments()):
         return None  # torch's own SDPA serves what is exact
     try:
-        check_served(layer, mask, query.shape[2])
+        check_causal_chunk(layer, mask, query.shape[2])
         described = work(layer, upper=layer.progress.upper)
         described.logits = logits
-        reason = tiles.refuses(query, described)
+        reason = chunk_kernel.refuses_chunk(query, described)
         if reason is not None:
             raise NotServed(reason)
     except NotServed as reason:
@@ -57,12 +57,12 @@ def attend_tiles(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: fl
         columns = torch.arange(layer.seen - stored, layer.seen) if order is None else order
         counts = described.counts[first]
         ages = columns[stored - sum(tokens for *_, tokens in counts) :] - (layer.seen - count)
-        runs = tiles.causal_runs(counts, stored, ages, layer.window)
-        outs.append(tiles.attend_rows(query[rows], rows, described, runs, scaling))
+        runs = chunk_kernel.causal_runs(counts, stored, ages, layer.window)
+        outs.append(chunk_kernel.attend_phases(query[rows], rows, described, runs, scaling))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
-def check_served(layer: KVLayer, mask: Tensor | None, count: int) -> None:
+def check_causal_chunk(layer: KVLayer, mask: Tensor | None, count: int) -> None:
     """Raise NotServed unless attention is causal, over a window at most, and the method only needs its output."""
     if layer.method.observe_steps:
         raise NotServed(f"{type(layer.method).__name__.lower()} needs attention weights")

@@ -20,7 +20,6 @@ from torch import Tensor
 from kvbench.attention import fused, turns
 from kvbench.attention.logits import Logits
 from kvbench.cache.layer import KVLayer
-from kvbench.cache.policy import NEVER
 from kvbench.cache.rope import rotated_columns, rotated_slots
 from kvbench.cache.store import Store
 
@@ -85,11 +84,11 @@ def attend_foreseen(
     if layer.rope is not None:
         stored_keys = rotated_columns(layer, last - count, keys)
     stored_keys, stored_values = stored_keys.to(query.dtype), stored_values.to(query.dtype)
-    layer.seen = last - count  # as before the pass, for what reads or appends; `store_pass` puts it back
+    layer.seen = last - count  # as before the pass, for what reads or appends; `turns.store_pass` puts it back
     # for each group of rows, columns, keys and values: copies, as the buffers change below
     before = [_with(_slots(layer, rows, query.dtype), stored_keys[rows], stored_values[rows]) for rows in groups]
     lengths = [layer.lengths(rows) for rows in groups]
-    store_pass(layer, keys, values, last)
+    turns.store_pass(layer, keys, values, last)
     layer.paths.add(PATH)
     plans: dict[Any, Plan] = layer.progress.plans
     outputs = []
@@ -114,25 +113,6 @@ def attend_foreseen(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def store_pass(layer: KVLayer, keys: Tensor, values: Tensor, last: int) -> None:
-    """Append the new tokens of a pass to a layer's stores, and let the method pack or drop what single steps would.
-
-    Args:
-        keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
-        last: number of tokens after the pass; :attr:`KVLayer.seen` becomes that.
-    """
-    count, rooms = keys.shape[2], [store.tail.capacity for store in layer.stores()]
-    # As in single steps, which settle before a token is appended: never with the last token of the pass.
-    layer.seen = last - count
-    layer.append(keys[:, :, : count - 1], values[:, :, : count - 1])
-    layer.seen = last - 1
-    layer.settle(forget=False)
-    for store, room in zip(layer.stores(), rooms, strict=True):
-        store.tail.trim(room)  # a bill shows the buffers of single steps
-    layer.append(keys[:, :, count - 1 :], values[:, :, count - 1 :])
-    layer.seen = last
-
-
 def planned(
     columns: tuple[Tensor, Tensor],
     times: tuple[Tensor, Tensor],
@@ -154,7 +134,7 @@ def planned(
         like: tensor with the dtype and the device of the result.
     """
     n = first + count - start
-    base, later, chosen = forms(columns, times, first, count, start)
+    base, later, chosen = turns.forms(columns, times, first, count, start)
     # only the slots that some later form needs are read again, in one range
     again = torch.cat([index[index >= len(base[0])] for index in chosen]) - len(base[0])
     bounds = (int(again.min()), int(again.max()) + 1) if len(again) else (0, 0)
@@ -176,56 +156,6 @@ def planned(
     # slots after the pass are numbered from the first that is read
     index = [torch.where(x >= len(base[0]), x - bounds[0], x).to(device) for x in numbers]
     return Plan(index[0], index[1], bounds, bias)
-
-
-#: the index in the text of the token of each column, and the first turn that sees it and the first that no longer does
-Columns = tuple[Tensor, Tensor, Tensor]
-
-
-def first_forms(
-    old: Tensor, times: tuple[Tensor, Tensor], first: int, count: int, start: int
-) -> tuple[Columns, tuple[Tensor, Tensor]]:
-    """Return the columns of all tokens in the form that they have before a pass, and when that ends on either side.
-
-    Arguments are those of :func:`planned`; `old` has the columns before the pass. Tokens and turns are numbered from
-    the first real token, as in `times`.
-    """
-    base = torch.cat([old - start, torch.arange(first - start, first + count - start)])
-    # a form that does not change during the pass counts as one that never does
-    keys, values = (torch.where(time > first - start, time, NEVER) for time in times)
-    # a form of a token is seen by the queries [begin, end); the first one until either side changes
-    return (base, torch.zeros_like(base), torch.minimum(keys, values)[base]), (keys, values)
-
-
-def forms(
-    columns: tuple[Tensor, Tensor], times: tuple[Tensor, Tensor], first: int, count: int, start: int
-) -> tuple[Columns, Columns, tuple[Tensor, Tensor]]:
-    """Return the columns of the first forms (:func:`first_forms`), those of later ones, and what the later ones are.
-
-    Arguments are those of :func:`planned`. The last result has the numbers of the later columns' forms of keys, and of
-    values: the number of a first column, or the number of first columns plus a slot after the pass.
-    """
-    n, (old, new) = first + count - start, columns
-    first_columns, (keys, values) = first_forms(old, times, first, count, start)
-    base, slot_before, slot_after = first_columns[0], torch.full((n,), -1), torch.full((n,), -1)
-    slot_before[base], slot_after[new - start] = torch.arange(len(base)), torch.arange(len(new))
-    later: list[Columns] = []
-    chosen: list[tuple[Tensor, Tensor]] = []
-    known = (slot_before >= 0) & (slot_after >= 0)
-    # a token's later forms: its key is packed and its value not yet, the other way round, or both are; one that is
-    # dropped has no slot after the pass, and so no later form
-    for begin, end, late in (
-        (keys, values, (True, False)),
-        (values, keys, (False, True)),
-        (torch.maximum(keys, values), torch.full((n,), NEVER), (True, True)),
-    ):
-        here = (known & (begin < end) & (begin < n)).nonzero()[:, 0]
-        later.append((here, begin[here], end[here]))
-        sides = [slot_after[here] + len(base) if after else slot_before[here] for after in late]
-        chosen.append((sides[0], sides[1]))
-    token, begins, ends = (torch.cat(parts) for parts in zip(*later, strict=True))
-    key_forms, value_forms = (torch.cat(parts) for parts in zip(*chosen, strict=True))
-    return first_columns, (token, begins, ends), (key_forms, value_forms)
 
 
 def biased(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: float, logits: Logits) -> Tensor:

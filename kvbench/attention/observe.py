@@ -66,8 +66,10 @@ def wanted_lse(
     """
     if all(member.method.observe_prompt != -1 for member in layer.chain()):
         return None
-    if layer.progress.options.kernels == "reference" or columns.refuses(query, keys) is not None:
+    if layer.progress.options.kernels == "reference" or columns.refuses_columns(query, keys) is not None:
         return None
+    if len(query) != layer.batch:
+        return None  # some rows of a batch whose prompts are read one after another
     plain = mask is None or mask.ndim == 2 or fused.plain_mask(layer, mask, query.shape[2])
     whole = mask is not None or query.shape[2] == keys.shape[2]  # without a mask, SDPA aligns queries with first keys
     if not plain or not whole or not leaves_lse(query, keys, values, mask, logits, kwargs):

@@ -13,16 +13,86 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kvbench.attention import foreseen
-from kvbench.attention.cpu import build, tiles
-from kvbench.attention.cpu.tiles import Runs, Source
+from kvbench.attention.cpu import build, chunk_kernel
+from kvbench.attention.cpu.chunk_kernel import Runs, Source
 from kvbench.attention.logits import Logits
 from kvbench.attention.phases import Format, NotServed, Part, Work, describe_part, pairs_of_row
 from kvbench.cache.layer import KVLayer
+from kvbench.cache.policy import NEVER
 from kvbench.cache.segments.base import FullSegment, Segment
 
 #: columns of a table of runs: segment of keys, of values, first key, first value, tokens, slot
 FIELDS = 6
+
+
+#: the index in the text of the token of each column, and the first turn that sees it and the first that no longer does
+Columns = tuple[Tensor, Tensor, Tensor]
+
+
+def first_forms(
+    old: Tensor, times: tuple[Tensor, Tensor], first: int, count: int, start: int
+) -> tuple[Columns, tuple[Tensor, Tensor]]:
+    """Return the columns of all tokens in the form that they have before a pass, and when that ends on either side.
+
+    Arguments are those of :func:`kvbench.attention.foreseen.planned`; `old` has the columns before the pass. Tokens and
+    turns are numbered from the first real token, as in `times`.
+    """
+    base = torch.cat([old - start, torch.arange(first - start, first + count - start)])
+    # a form that does not change during the pass counts as one that never does
+    keys, values = (torch.where(time > first - start, time, NEVER) for time in times)
+    # a form of a token is seen by the queries [begin, end); the first one until either side changes
+    return (base, torch.zeros_like(base), torch.minimum(keys, values)[base]), (keys, values)
+
+
+def forms(
+    columns: tuple[Tensor, Tensor], times: tuple[Tensor, Tensor], first: int, count: int, start: int
+) -> tuple[Columns, Columns, tuple[Tensor, Tensor]]:
+    """Return the columns of the first forms (:func:`first_forms`), those of the later ones, and what these are.
+
+    Arguments are those of :func:`kvbench.attention.foreseen.planned`. The last result has the numbers of the later
+    columns' forms of keys, and of values: the number of a first column, or that of first columns plus a slot after the
+    pass.
+    """
+    n, (old, new) = first + count - start, columns
+    first_columns, (keys, values) = first_forms(old, times, first, count, start)
+    base, slot_before, slot_after = first_columns[0], torch.full((n,), -1), torch.full((n,), -1)
+    slot_before[base], slot_after[new - start] = torch.arange(len(base)), torch.arange(len(new))
+    later: list[Columns] = []
+    chosen: list[tuple[Tensor, Tensor]] = []
+    known = (slot_before >= 0) & (slot_after >= 0)
+    # a token's later forms: its key is packed and its value not yet, the other way round, or both are; one that is
+    # dropped has no slot after the pass, and so no later form
+    for begin, end, late in (
+        (keys, values, (True, False)),
+        (values, keys, (False, True)),
+        (torch.maximum(keys, values), torch.full((n,), NEVER), (True, True)),
+    ):
+        here = (known & (begin < end) & (begin < n)).nonzero()[:, 0]
+        later.append((here, begin[here], end[here]))
+        sides = [slot_after[here] + len(base) if after else slot_before[here] for after in late]
+        chosen.append((sides[0], sides[1]))
+    token, begins, ends = (torch.cat(parts) for parts in zip(*later, strict=True))
+    key_forms, value_forms = (torch.cat(parts) for parts in zip(*chosen, strict=True))
+    return first_columns, (token, begins, ends), (key_forms, value_forms)
+
+
+def store_pass(layer: KVLayer, keys: Tensor, values: Tensor, last: int) -> None:
+    """Append the new tokens of a pass to a layer's stores, and let the method pack or drop what single steps would.
+
+    Args:
+        keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
+        last: number of tokens after the pass; :attr:`KVLayer.seen` becomes that.
+    """
+    count, rooms = keys.shape[2], [store.tail.capacity for store in layer.stores()]
+    # As in single steps, which settle before a token is appended: never with the last token of the pass.
+    layer.seen = last - count
+    layer.append(keys[:, :, : count - 1], values[:, :, : count - 1])
+    layer.seen = last - 1
+    layer.settle(forget=False)
+    for store, room in zip(layer.stores(), rooms, strict=True):
+        store.tail.trim(room)  # a bill shows the buffers of single steps
+    layer.append(keys[:, :, count - 1 :], values[:, :, count - 1 :])
+    layer.seen = last
 
 
 def attend_by_turns(
@@ -34,17 +104,18 @@ def attend_by_turns(
     scaling: float,
     logits: Logits,
 ) -> Tensor | None:
-    """Do what :func:`kvbench.attention.foreseen.attend_foreseen` does; return None, with nothing done, if it cannot.
+    """Do what :func:`kvbench.attention.foreseen.attend_foreseen` does; if the kernel cannot, do nothing: return None.
 
     The mask must be an ordinary causal one.
 
     Args:
         times: for each of the layer's groups of rows, when the method packs or drops the keys, and the values.
     """
-    reason = refuses(layer, query, logits)
+    if layer.progress.options.kernels not in ("auto", "cpu") or query.device.type != "cpu":
+        return None
+    reason = refuses_turns(layer, query, logits)
     if reason is not None:
         layer.paths.add(f"reference (cpu: {reason})")
-    if reason is not None or layer.progress.options.kernels not in ("auto", "cpu") or query.device.type != "cpu":
         return None
     count, last, plans = query.shape[2], layer.seen, layer.progress.plans
     sizes, groups = (layer.heads, layer.key_dim, layer.value_dim), layer.row_groups()
@@ -63,7 +134,7 @@ def attend_by_turns(
         key = ("first", last, count, row, layer.window, id(layer.method), str(shapes[-1]))
         if key not in plans:
             start = layer.start(row)
-            columns, _ = foreseen.first_forms(old[-1], time, last - count, count, start)
+            columns, _ = first_forms(old[-1], time, last - count, count, start)
             plans[key] = first_runs(layer, row, columns, last - count - start, count)
         sources = [
             [Source(describe_part(segment, sizes[1 + side]), rows.start) for segment in store.segments[:-1]]
@@ -71,29 +142,29 @@ def attend_by_turns(
             for side, store in enumerate(layer.stores())
         ]
         states.append(torch.empty(*query[rows].shape[:3], layer.value_dim + 2))
-        tiles.call(
+        chunk_kernel.run_chunk(
             *(query[rows], sources[0], sources[1], plans[key], sizes, scaling, logits), state=states[-1], finish=False
         )
-    foreseen.store_pass(layer, keys, values, last)
+    store_pass(layer, keys, values, last)
     layer.paths.add(f"{build.kernel_name()} (forms by turn)")
     outs = []
     for number, (rows, time) in enumerate(zip(groups, times, strict=True)):
         row = rows.indices(layer.batch)[0]
         before, after = shapes[number], layer.lengths(rows)
-        later_key = ("later", last, count, row, layer.window, id(layer.method), str(before), str(after))
-        if later_key not in plans:
+        again = ("later", last, count, row, layer.window, id(layer.method), str(before), str(after))
+        if again not in plans:
             start = layer.start(row)
             pair = old[number], layer.positions(row)
-            base, later, chosen = foreseen.forms(pair, time, last - count, count, start)
+            base, later, chosen = forms(pair, time, last - count, count, start)
             tails = [lengths[-1] for lengths in before]
-            plans[later_key] = later_runs(layer, row, later, chosen, len(base[0]), tails, last - count - start, count)
+            plans[again] = later_runs(layer, row, later, chosen, len(base[0]), tails, last - count - start, count)
         sources = [
             [Source(describe_part(segment, sizes[1 + side]), rows.start) for segment in store.segments]
             + [Source(exact_part(recents[number][side]))]
             for side, store in enumerate(layer.stores())
         ]
-        out = tiles.call(
-            *(query[rows], sources[0], sources[1], plans[later_key], sizes, scaling, logits),
+        out = chunk_kernel.run_chunk(
+            *(query[rows], sources[0], sources[1], plans[again], sizes, scaling, logits),
             state=states[number],
             later=True,
         )
@@ -102,7 +173,7 @@ def attend_by_turns(
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
-def refuses(layer: KVLayer, query: Tensor, logits: Logits) -> str | None:
+def refuses_turns(layer: KVLayer, query: Tensor, logits: Logits) -> str | None:
     """Return why the kernel cannot read a layer's segments, or None if it can."""
     if layer.rope is not None:
         return "keys before RoPE change their form during a pass"
@@ -117,7 +188,7 @@ def refuses(layer: KVLayer, query: Tensor, logits: Logits) -> str | None:
     pairs = [(key, value) for key in parts[0] for value in parts[1]]
     described = Work(pairs, torch.empty(0), [], layer.heads, layer.key_dim, layer.value_dim)
     described.logits = logits
-    return tiles.refuses(query, described)
+    return chunk_kernel.refuses_chunk(query, described)
 
 
 def exact_part(tokens: Tensor) -> Part:
@@ -125,16 +196,16 @@ def exact_part(tokens: Tensor) -> Part:
     return Part(Format("full", 16), buffer=tokens.contiguous())
 
 
-def first_runs(layer: KVLayer, row: int, columns: foreseen.Columns, first: int, count: int) -> Runs:
+def first_runs(layer: KVLayer, row: int, columns: Columns, first: int, count: int) -> Runs:
     """Return the runs of the stores before a pass, of which each tail is followed by the new tokens.
 
     Args:
         first: index in the text of the first query.
     """
     stores = layer.stores()
-    lengths = [[*store.signature(row)[:-1], store.signature(row)[-1] + count] for store in stores]
+    keys, values = ([*store.signature(row)[:-1], store.signature(row)[-1] + count] for store in stores)
     lines = []
-    for (k, v), (key, value, tokens) in pairs_of_row(lengths[0], lengths[1]).items():
+    for (k, v), (key, value, tokens) in pairs_of_row(keys, values).items():
         key += begun(stores[0].segments[:-1], k, row)
         value += begun(stores[1].segments[:-1], v, row)
         lines.append((k, v, key, value, tokens, key))
@@ -144,7 +215,7 @@ def first_runs(layer: KVLayer, row: int, columns: foreseen.Columns, first: int, 
 def later_runs(
     layer: KVLayer,
     row: int,
-    columns: foreseen.Columns,
+    columns: Columns,
     chosen: tuple[Tensor, Tensor],
     base: int,
     tails: Sequence[int],
@@ -154,14 +225,14 @@ def later_runs(
     """Return the runs of later forms: segments after the pass, and behind them the exact tokens from before.
 
     Args:
-        columns: later columns, and `chosen` the numbers of their forms (:func:`kvbench.attention.foreseen.forms`).
+        columns: later columns, and `chosen` the numbers of their forms (:func:`forms`).
         base: number of first columns.
         tails: number of exact keys, and of exact values, in the tails before the pass.
     """
     places = []
     for form, other, store, tail in zip(chosen, chosen[::-1], layer.stores(), tails, strict=True):
-        # what was not in the tail does not change on this side, so that its slot after the pass, which is also the
-        # other side's, has the same form
+        # what was not in the tail does not change on this side, so its slot after the pass, which is also the other
+        # side's, has the same form
         form = torch.where(form < base - count - tail, other, form)
         ends = torch.tensor(list(accumulate(store.signature(row))))
         slot = (form - base).clamp(min=0)
@@ -188,8 +259,8 @@ def begun(segments: Sequence[Segment], number: int, row: int) -> int:
     return segment.starts[row] if isinstance(segment, FullSegment) else 0
 
 
-def turns_of(columns: foreseen.Columns, first: int) -> tuple[Tensor, Tensor]:
+def turns_of(columns: Columns, first: int) -> tuple[Tensor, Tensor]:
     """Return the first query that sees each column, and the first that no longer does, int32 ``[n]``."""
     token, begin, end = columns
     begins, ends = torch.maximum(token, begin) - first, end - first
-    return begins.clamp(min=0).to(torch.int32), ends.clamp(0, tiles.ALWAYS).to(torch.int32)
+    return begins.clamp(min=0).to(torch.int32), ends.clamp(0, chunk_kernel.ALWAYS).to(torch.int32)

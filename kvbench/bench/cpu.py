@@ -38,7 +38,11 @@ GATES = {
     "step tiny 8 x 2k kivi:int4": 0.9,
     "step tiny 8 x 2k kivi:int2": 0.9,
     "perplexity 30 layers 2k kivi:int2": 0.9,
+    "prefill tiny 16k h2o": 1 / 1.6,
+    "limit tiny 8k kvquant": 1.0,  # 3 ms a layer, in the place of fp16's time, over its time
 }
+#: ms of a step per layer that KVQuant may take
+KVQUANT_MS = 3.0
 #: share of a gate that AVX2 alone must reach
 AVX2_SHARE = 0.8
 #: heads of a layer: (KV heads, query heads per KV head, channels)
@@ -166,7 +170,7 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import torch
 
     args.threads = args.threads or sorted({1, torch.get_num_threads()})
-    for rows in (attention, steps, perplexity):
+    for rows in (attention, steps, perplexity, prefills, looked_up_steps):
         yield from rows(args)
 
 
@@ -340,3 +344,84 @@ def nll(model: Any, setting: str, kernels: Any = "auto") -> float:
     ids = torch.randint(3, 49000, (1, 2048), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         return float(decode_nll(model, cache, ids, 1))
+
+
+def prefills(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure the prefill of a long prompt whose attention the method observes."""
+    import torch
+
+    for name in chosen(args, "prefill"):
+        _, shape, size, setting = name.split()
+        tokens, built = int(size.removesuffix("k")) * 1024, models(tiny=shape == "tiny")
+        ids = torch.randint(3, 4000, (1, tokens), generator=torch.Generator().manual_seed(0))
+        contenders: dict[tuple[str, str], Callable[[], object]] = {
+            (what, arithmetic): partial(fill, model, what, ids)
+            for what in ("fp16", setting)
+            for arithmetic, model in built.items()
+        }
+        error = columns_error()
+        for threads in args.threads:
+            times = least(contenders, args, threads)
+            yield ratios(name, threads, times, setting, error < 2e-5, f"column sums {error:.1e}")
+
+
+def fill(model: Any, setting: str, ids: Any) -> None:
+    """Run the prefill of a prompt ``[1, T]`` into a new cache of a setting."""
+    import torch
+
+    from kvbench.decoding.passes import prefill
+    from kvbench.methods import load_method
+
+    method, options = setting_of(setting)
+    with torch.inference_mode():
+        prefill(model, load_method(method, **options).new_cache(model, max_length=ids.shape[1] + 8), ids, None)
+
+
+def columns_error() -> float:
+    """Return the relative error of column sums of attention, by the kernel, against a softmax in plain torch."""
+    import torch
+
+    from kvbench.attention.cpu import columns
+    from kvbench.attention.observe import probabilities
+    from kvbench.attention.synthetic import relative_error
+
+    heads, group, channels = SHAPES["tiny"]
+    rng = torch.Generator().manual_seed(0)
+    query = torch.randn(1, heads * group, 1024, channels, generator=rng)
+    keys = torch.randn(1, heads, 1024, channels, generator=rng)
+    scaling, wide = channels**-0.5, keys.repeat_interleave(group, 1)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    _, lse = kernel(query, wide, wide, 0.0, True, scale=scaling)
+    sums = torch.zeros(1, heads * group, 1024)
+    columns.add_received(sums, query, keys, lse, [0], scaling)
+    return relative_error(sums, probabilities(query, keys, None, scaling, 0).sum(2))
+
+
+def looked_up_steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure steps of the bundled model, which has a calibration, against the limit of ms per layer."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from kvbench.cache.progress import Options
+    from kvbench.measure.random_fill import fill_at_random
+    from kvbench.methods import load_method
+    from kvbench.models.spec import BUNDLED, local_folder
+    from kvbench.util.attachment import Placement, record_placement
+
+    for name in chosen(args, "limit"):
+        _, _, size, setting = name.split()
+        tokens, contenders, errors, layers = int(size.removesuffix("k")) * 1024, {}, {}, 0
+        for dtype in (torch.bfloat16, torch.float32):
+            model = AutoModelForCausalLM.from_pretrained(local_folder(f"{BUNDLED}tiny"), dtype=dtype).eval()
+            record_placement(model, Placement(storage=torch.bfloat16))
+            cache = load_method(setting).new_cache(model, max_length=tokens + 8 + len(args.threads) * (args.runs + 1))
+            fill_at_random(model, cache, 1, tokens)
+            twin = cache.clone()
+            twin.options = Options(kernels="reference")
+            wanted, found = (decode_logits(model, x, 1).float() for x in (twin, cache))
+            errors[dtype], layers = float((found - wanted).norm() / wanted.norm()), len(cache.layers)
+            contenders[setting, dtype_label(dtype)] = partial(decode_logits, model, cache, 1)
+        check = f"logits {errors[torch.bfloat16]:.1e}, {errors[torch.float32]:.1e}; {cache.path}"
+        for threads in args.threads:
+            times = least(contenders, args, threads) | {("fp16", "limit"): KVQUANT_MS * layers}
+            yield ratios(name, threads, times, setting, errors[torch.float32] < 1e-4, check)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from kvbench.attention import reference
+from kvbench.attention import chunks, reference
 from kvbench.attention.logits import logits_of
 from kvbench.attention.register import NAME, mask, model_attention
 from kvbench.attention.rope import rotary
@@ -298,10 +298,12 @@ def _simulated(
         layer.progress.see(attention_mask, layer.batch, query.shape[2])
     keys = rotary.stored(layer, keys, rotary.take(module), module, kwargs.get("position_ids"))
     layer.place(keys, values)
-    if attention_mask is None:
-        count = query.shape[2]
-        attention_mask = torch.ones(count, count, dtype=torch.bool, device=query.device).tril()[None, None]
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    logits = logits_of(module, query, kwargs)
-    out = reference.attend_reference(module, layer, layer.rotated_queries(query), attention_mask, scaling, logits)
+    scaling, logits = query.shape[-1] ** -0.5 if scaling is None else scaling, logits_of(module, query, kwargs)
+    query = layer.rotated_queries(query)
+    out = chunks.attend_tiles(layer, query, attention_mask, scaling, logits)
+    if out is None:
+        if attention_mask is None:
+            count = query.shape[2]
+            attention_mask = torch.ones(count, count, dtype=torch.bool, device=query.device).tril()[None, None]
+        out = reference.attend_reference(module, layer, query, attention_mask, scaling, logits)
     return layer.restored(out), None

@@ -79,8 +79,8 @@ def value_outliers(x: Tensor, share: float) -> Tensor:
     parts = []
     for first in range(0, len(flat), step):
         part = flat[first : first + step]
-        high = torch.quantile(part, tail(share), dim=-1, keepdim=True)
-        low = torch.quantile(part, 1 - tail(share), dim=-1, keepdim=True)
+        ends = torch.stack([part.new_full((), share_) for share_ in (1 - tail(share), tail(share))])
+        low, high = torch.quantile(part, ends, dim=-1, keepdim=True)  # together: it sorts the elements
         parts.append((part <= low) | (part >= high))
     return torch.cat(parts).view(x.shape) if parts else torch.zeros_like(x, dtype=torch.bool)
 
@@ -119,11 +119,11 @@ def encode_nuq(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outlier
     x = x / torch.where(scale == 0, 1.0, scale)
     best = (x - levels[0]).abs()
     codes = torch.zeros_like(x, dtype=torch.uint8)
-    for code in range(1, len(levels)):
-        distance = (x - levels[code]).abs()
-        nearer = distance < best
-        codes[nearer] = code
-        best = torch.where(nearer, distance, best)
+    distance, nearer = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+    for code in range(1, len(levels)):  # in place: on a CPU, new memory costs more than the arithmetic
+        torch.sub(x, levels[code], out=distance).abs_()
+        codes.masked_fill_(torch.lt(distance, best, out=nearer), code)
+        torch.minimum(best, distance, out=best)
     return codes
 
 

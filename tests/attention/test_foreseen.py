@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvbench.attention import foreseen
+from kvbench.attention.cpu import build
 from kvbench.attention.foreseen import biased, planned
 from kvbench.attention.logits import Logits
 from kvbench.cache.policy import NEVER
+from kvbench.cache.progress import Options
+from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding.passes import forward, prefill
 from kvbench.methods import load_method
 from tests import zoo
@@ -114,6 +118,7 @@ SETTINGS = {
     "logquant": ("logquant", {"quantizer": "int2", "window": 21, "sinks": 3}),
     "logquant, dropping": ("logquant", {"window": 16, "evict": True}),
     "partial_logquant": ("partial_logquant", {"quantizer": "int4", "window": 16}),
+    "partial_logquant, wide": ("partial_logquant", {"quantizer": "int4", "window": 32}),
 }
 
 
@@ -149,3 +154,49 @@ def test_passes_over_padded_rows_give_what_steps_give(monkeypatch, name, archite
     assert torch.allclose(steps[0], passes[0], atol=2e-5)
     assert steps[1:] == passes[1:]
     method.detach(model)
+
+
+class Largest(TorchDispatchMode):
+    """Records the most elements of a tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple) else (out,):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().nbytes() == x.numel() * x.element_size():
+                self.elements = max(self.elements, x.numel())
+        return out
+
+
+@pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+@pytest.mark.parametrize("name", ["kivi", "logquant", "partial_logquant, wide"])
+def test_the_cpu_kernel_dequantizes_no_layer(monkeypatch, name) -> None:
+    """In a pass after many tokens, nothing is as large as a layer's keys, and no segment is read in plain torch."""
+    kind, options = SETTINGS[name]
+    method, model = load_method(kind, **options), zoo.model("llama")
+    ids = zoo.padded_batch([600], seed=3)[0]
+    found = {}
+    for kernels in ("reference", "auto"):
+        cache, largest = method.new_cache(model), Largest()
+        cache.options = Options(kernels=kernels)
+        cache.progress.span = 1
+        attend = foreseen.attend_foreseen
+
+        def watched(*args, attend=attend, largest=largest):
+            with largest:
+                return attend(*args)
+
+        monkeypatch.setattr(foreseen, "attend_foreseen", watched)
+        with torch.inference_mode():
+            prefill(model, cache, ids[:, :580], None)
+            if kernels == "auto":
+                monkeypatch.setattr(PackedSegment, "read", lambda *args: pytest.fail("a segment was dequantized"))
+            positions = torch.arange(580, 600)[None]
+            found[kernels] = forward(model, cache, ids[:, 580:], None, positions, all_logits=True)
+        monkeypatch.setattr(foreseen, "attend_foreseen", attend)
+        layer = cache.layers[0]
+        stored = layer.length(slice(0, 1)) * layer.heads * layer.key_dim
+        assert (largest.elements < stored) == (kernels == "auto")
+        assert any("(forms by turn)" in path and path.startswith("cpu") for path in layer.paths) == (kernels == "auto")
+    assert torch.allclose(found["auto"], found["reference"], atol=2e-5)

@@ -43,7 +43,7 @@ class ColumnsStruct(Structure):
     )
 
 
-def refuses(query: Tensor, keys: Tensor) -> str | None:
+def refuses_columns(query: Tensor, keys: Tensor) -> str | None:
     """Return why this kernel cannot add up the attention of a prompt, or None if it can."""
     if query.device.type != "cpu":
         return "the tokens are not on a CPU"
@@ -65,7 +65,7 @@ def add_received(
     """Add the attention that tokens receive in causal attention to `sums`, fp32 ``[B, Hq, n]``.
 
     Args:
-        query: the last q of the n tokens, ``[B, Hq, q, D]``; :func:`refuses` must have returned None for them.
+        query: the last q of the n tokens, ``[B, Hq, q, D]``; :func:`refuses_columns` must have returned None for them.
         keys: ``[B, H, n, D]``.
         lse: natural logarithm of the sum of each query's exponentials, fp32 ``[B, Hq, q]``.
         starts: for each row the first token that is no padding.

@@ -13,7 +13,7 @@
 
 namespace kvbench {
 
-constexpr int QUERY_ROWS = 96;    // query rows for which a tile is unpacked once
+constexpr int QUERY_ROWS = 192;    // query rows for which a tile is unpacked once
 constexpr int SPLIT = 8;          // blocks whose partial result is computed at once
 constexpr float BITS = 1.44269504f;  // log2 e
 

@@ -81,12 +81,14 @@ inline void each_outlier(const Source &source, int row, int head, int heads, int
     const int64_t line = source.first_row + row;
     const int32_t *ends = book.ends + line * book.blocks * heads;
     const uint16_t *indices = book.indices + line * book.room;
+    // x / width = x * inverse / 2^32 for x < 2^16, which is faster than a division
+    const uint64_t inverse = (1ull << 32) / book.width + ((1ull << 32) % book.width != 0);
     for (int block = first / book.block; block * book.block < last; block++) {
         const int64_t at = ((int64_t)tile * TILE / book.block + block) * heads + head;
         for (int64_t i = at ? ends[at - 1] : 0; i < ends[at]; i++) {
-            const int token = block * book.block + indices[i] / book.width;
+            const int inside = (int)(indices[i] * inverse >> 32), token = block * book.block + inside;
             if (token >= first && token < last)
-                f(token, indices[i] % book.width - head * channels,
+                f(token, indices[i] - inside * book.width - head * channels,
                   element(book.outliers, (Type)book.outlier_type, line * book.room + i));
         }
     }

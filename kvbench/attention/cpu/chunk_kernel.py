@@ -1,7 +1,7 @@
 """Attention of many queries by the CPU kernel that unpacks a tile of tokens at a time: what runs on the host.
 
-The kernel (`tiles.cpp`) reads runs of tokens. Each token of a run has the first query that sees it and the first that
-no longer does, so one call serves causal attention, sliding windows, and passes in which tokens are packed in between
+The kernel (`tiles.cpp`) reads runs of tokens. With each token go the first query that sees it and the first that no
+longer does, so one call serves causal attention, sliding windows, and passes in which tokens are packed in between
 (:mod:`kvbench.attention.foreseen`). It also reads KVQuant's codes and keys before RoPE, which `decode.cpp` does not.
 """
 
@@ -118,7 +118,7 @@ class Source:
     first_row: int = 0
 
 
-def refuses(query: Tensor, work: Work) -> str | None:
+def refuses_chunk(query: Tensor, work: Work) -> str | None:
     """Return why this kernel cannot compute attention over a layer's segments, or None if it can."""
     reason = misfit(query, work, HEAD_DIMS, TILE_KEYS, TILE_VALUES, widening=True)
     if reason is None and work.rope is not None and work.key_dim % 32:
@@ -146,7 +146,7 @@ def causal_runs(counts: Sequence[tuple[int, int, int]], stored: int, ages: Tenso
     return Runs(table, ages.clamp(min=0).to(torch.int32), ends.to(torch.int32))
 
 
-def attend_rows(
+def attend_phases(
     query: Tensor, rows: slice, work: Work, runs: Runs, scaling: float, instructions: str | None = None
 ) -> Tensor:
     """Compute the attention ``[rows, q, Hq, Dv]`` of some rows of a layer whose phases are equally long.
@@ -157,12 +157,12 @@ def attend_rows(
     """
     keys, values = ([Source(pair[side], rows.start) for pair in work.phases] for side in (0, 1))
     sizes = work.heads, work.key_dim, work.value_dim
-    out = call(query, keys, values, runs, sizes, scaling, work.logits, rope=work.rope, instructions=instructions)
+    out = run_chunk(query, keys, values, runs, sizes, scaling, work.logits, rope=work.rope, instructions=instructions)
     assert out is not None
     return out
 
 
-def call(
+def run_chunk(
     query: Tensor,
     keys: Sequence[Source],
     values: Sequence[Source],
@@ -204,8 +204,8 @@ def call(
     args = TilesStruct(
         (SourceStruct * len(keys))(*map(_source, keys)),
         (SourceStruct * len(values))(*map(_source, values)),
-        *(address(x) for x in (runs.runs, runs.begins, runs.ends, query, state, out, sinks, positions)),
-        *((None, None) if rope is None else (address(rope.fine), address(rope.coarse))),
+        *(pointer(x) for x in (runs.runs, runs.begins, runs.ends, query, state, out, sinks, positions)),
+        *((None, None) if rope is None else (pointer(rope.fine), pointer(rope.coarse))),
         (c_int64 * 3)(*query.stride()[:3]),
         len(runs.runs),
         batch,
@@ -225,7 +225,7 @@ def call(
     return out
 
 
-def address(tensor: Tensor | None) -> int | None:
+def pointer(tensor: Tensor | None) -> int | None:
     """Return the address of a tensor's memory, or None for None."""
     return None if tensor is None else tensor.data_ptr()
 
