@@ -59,7 +59,7 @@ def attend_ragged(
     """Compute the attention of one new token per row over all cached tokens; arguments as for ``attend_reference``.
 
     Returns:
-        The output ``[B, 1, Hq, Dv]``; None if the rows must be processed one run at a time.
+        The output ``[B, 1, Hq, Dv]``; None if this is not supported (:func:`served`), or there are several new tokens.
     """
     if query.shape[2] != 1 or not served(layer) or not visible(layer, mask):
         return None
@@ -77,7 +77,11 @@ def attend_ragged(
 
 
 def served(layer: KVLayer) -> bool:
-    """Return True if, in every row, keys and values have segments of equal lengths, with tokens oldest first."""
+    """Return True if :func:`attend_ragged` can serve a layer.
+
+    Every row needs equally long segments of keys and values, some packed tokens, and slots in text order. Sliding
+    windows, keys before RoPE and methods that observe attention are not served.
+    """
     keys, values = layer.stores()
     method = layer.method
     if layer.rope or layer.window or method.observe_steps or len(keys.segments) != len(values.segments):
@@ -93,7 +97,7 @@ def served(layer: KVLayer) -> bool:
 
 
 def visible(layer: KVLayer, mask: Tensor | None) -> bool:
-    """Return True if a mask hides no slot: only padding, which is not stored."""
+    """Return True if a mask hides only tokens that are not stored, such as padding, so that all slots are visible."""
     if mask is None:
         return True
     if mask.dtype != torch.bool:
