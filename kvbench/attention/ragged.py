@@ -1,8 +1,9 @@
 """Attention of a decode step over rows that hold different numbers of tokens, in plain torch.
 
-The rows of a batch of different prompts divide into almost as many runs as there are rows. One call per run costs more
-in launches than in arithmetic on a GPU, so all rows are read together here, and the slots behind a row's last one are
-masked. On a CPU, where separate calls would cost little, this makes a row's result independent of other rows' lengths.
+The reference path handles adjacent rows of equal length in one call. In a batch of different prompts, that is almost
+one call per row, which costs more in launches than in arithmetic on a GPU. So all rows are read together here, and the
+slots behind a row's last one are masked. On a CPU, where separate calls would cost little, this makes a row's result
+independent of other rows' lengths.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def attend_ragged_rows(layer: KVLayer, rows: slice, query: Tensor, most: int, sc
 
 
 def span_blocks(layer: KVLayer, rows: slice, most: int) -> Iterator[list[Span]]:
-    """Divide the slots of some rows into blocks of at most `most` tokens, each a list of spans in one segment."""
+    """Divide the slots of some rows into blocks of at most `most` tokens: lists of spans, each within one segment."""
     keys, values = layer.stores()
     block: list[Span] = []
     left = most

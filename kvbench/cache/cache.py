@@ -81,12 +81,12 @@ class KVCache(Cache):
 
     @property
     def state_layers(self) -> list[StateLayer]:
-        """The layers that keep a state of fixed size (linear attention, Mamba, convolution); may keep keys too."""
+        """The layers that keep a state of fixed size (linear attention, Mamba, convolution); some also keep keys."""
         return [layer for layer in self.layers if isinstance(layer, StateLayer)]
 
     @property
     def one_by_one(self) -> bool:
-        """True if more tokens must go through the model one by one, because its states start anew in longer passes."""
+        """True if the model must read further tokens one by one, as passes over several would reset its states."""
         return any(layer.one_by_one and any(layer.has_previous_state.values()) for layer in self.state_layers)
 
     @property
@@ -102,10 +102,10 @@ class KVCache(Cache):
 
     @property
     def storage(self) -> torch.dtype | None:
-        """Dtype of what the cache holds in full precision; None: that of the keys that the model computes.
+        """Dtype in which the cache stores exact tokens; None: that of the keys that the model computes.
 
-        Keys and values are rounded to it once, so a model may compute in float32 over a cache in bfloat16. It can be
-        set while the cache is empty; CacheError if it is not.
+        Keys and values are rounded to it once, so a model may compute in float32 over a cache in bfloat16. Setting it
+        raises CacheError unless the cache is empty.
         """
         return self.progress.storage
 

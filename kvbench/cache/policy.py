@@ -36,7 +36,7 @@ class CacheState:
     """
 
     def select(self, order: Sequence[int]) -> None:
-        """Follow a change of the batch (beam search, for example): new row i was row ``order[i]``.
+        """Update the data after the rows of the batch were reordered, as in beam search: new row i was ``order[i]``.
 
         Rows may be dropped or repeated.
         """
@@ -218,7 +218,7 @@ class Policy(Generic[L]):
         return never, never
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Forget an inherited :meth:`demotions` in a class with a :meth:`settle` of its own."""
+        """Reset :meth:`demotions` to that of Policy in a class that overrides :meth:`settle` alone."""
         super().__init_subclass__(**options)
         if "settle" in vars(cls) and "demotions" not in vars(cls):
             cls.demotions = Policy.demotions  # type: ignore[method-assign]
@@ -226,8 +226,8 @@ class Policy(Generic[L]):
     def idle(self, layer: L, row: int) -> int:
         """Return how many more tokens a row may get before :meth:`settle` or :meth:`forget` changes the layer.
 
-        Both have just been called. Speculative decoding runs that many tokens ahead of the bookkeeping on the host. The
-        result may be too small; 0 is always correct.
+        The cache calls this just after both. Speculative decoding runs that many tokens ahead of the bookkeeping on the
+        host. The result may be too small; 0 is always correct.
         """
         return 0 if self.settles or layer.window else ALWAYS
 

@@ -1,4 +1,4 @@
-"""Dropping of due tokens in all layers of a cache at once, and copying of new tokens to a draft's cache."""
+"""Settling all layers of a cache with shared kernel launches, and copying of new tokens to a draft's cache."""
 
 from __future__ import annotations
 

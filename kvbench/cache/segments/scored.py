@@ -111,9 +111,9 @@ class ScoredSegment(FullSegment):
             self.pending[row].append(received[number])
 
     def commit(self, rows: slice) -> Tensor:
-        """Add the attention held by :meth:`observe` to the scores of some rows; return a view of them.
+        """Add the attention held by :meth:`observe` to the scores of some rows; return a view of the scores.
 
-        It is fp32 ``[rows, H, slots, S]`` for S scores per token (:meth:`begin`).
+        The view is fp32 ``[rows, H, slots, S]`` for S scores per token (:meth:`begin`).
         """
         scores, places = self.scores.view(rows), self.places.view(rows)
         for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
@@ -129,7 +129,7 @@ class ScoredSegment(FullSegment):
         return scores
 
     def committed(self, rows: slice) -> None:
-        """Note that a kernel has done for some rows what :meth:`commit` does."""
+        """Update the bookkeeping of some rows after a kernel has done what :meth:`commit` does."""
         for row in range(*rows.indices(len(self.lengths))):
             self.known[row], self.pending[row] = self.lengths[row], []
 
