@@ -30,7 +30,7 @@ PATH = "sdpa (forms by turn)"
 
 @dataclass(frozen=True)
 class Plan:
-    """The forms of all tokens that some query of a pass sees, and which query sees which.
+    """The forms, exact or packed, of all tokens that some query of a pass sees, and which query sees which form.
 
     The forms are numbered: first the slots of the stores before the pass, then the new tokens in full precision, then
     the slots :attr:`again` of the stores after the pass.
@@ -185,10 +185,13 @@ Columns = tuple[Tensor, Tensor, Tensor]
 def first_forms(
     old: Tensor, times: tuple[Tensor, Tensor], first: int, count: int, start: int
 ) -> tuple[Columns, tuple[Tensor, Tensor]]:
-    """Return the columns of all tokens in the form that they have before a pass, and when that ends on either side.
+    """Return the first form of each token, the one before a pass (or in full precision, for new tokens).
 
     Arguments are those of :func:`planned`; `old` has the columns before the pass. Tokens and turns are numbered from
     the first real token, as in `times`.
+
+    Returns:
+        The first forms as :data:`Columns`; and `times`, with NEVER for what was packed or dropped before the pass.
     """
     base = torch.cat([old - start, torch.arange(first - start, first + count - start)])
     # a form that does not change during the pass counts as one that never does
@@ -200,10 +203,12 @@ def first_forms(
 def forms(
     columns: tuple[Tensor, Tensor], times: tuple[Tensor, Tensor], first: int, count: int, start: int
 ) -> tuple[Columns, Columns, tuple[Tensor, Tensor]]:
-    """Return the columns of the first forms (:func:`first_forms`), those of later ones, and what the later ones are.
+    """Return the forms that tokens have one after the other while a pass packs them; arguments as for :func:`planned`.
 
-    Arguments are those of :func:`planned`. The last result has the numbers of the later columns' forms of keys, and of
-    values: the number of a first column, or the number of first columns plus a slot after the pass.
+    Returns:
+        The first forms (:func:`first_forms`) and the later forms, as :data:`Columns`. And for each later form the
+        numbers of its key and of its value: i for that of first form i, and n + s for the one in slot s after the pass,
+        where n is the number of first forms.
     """
     n, (old, new) = first + count - start, columns
     first_columns, (keys, values) = first_forms(old, times, first, count, start)
@@ -252,13 +257,13 @@ def biased(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: f
 
 
 def _slots(layer: KVLayer, rows: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the column of each slot, and all keys (after RoPE) and values of the stores, dequantized."""
+    """Return the column of the token in each slot, and the keys (after RoPE) and values in all slots, dequantized."""
     keys, values = _dequantized_slots(layer, rows, 0, layer.length(rows), dtype)
     return layer.positions(rows.indices(layer.batch)[0]), keys, values
 
 
 def _with(slots: tuple[Tensor, Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return slots as :func:`_slots` does, with the keys and values of new tokens behind those of the stores."""
+    """Append the keys and values of new tokens to those that :func:`_slots` returned."""
     return slots[0], torch.cat([slots[1], keys], 2), torch.cat([slots[2], values], 2)
 
 

@@ -1,8 +1,8 @@
 """Passes over many known tokens (:mod:`kvbench.attention.foreseen`) by the CPU kernel that unpacks tiles.
 
-The kernel is called twice: before the pass is stored, for all tokens in the form that they have then, and afterwards,
-for the tokens that have been packed, in their later forms. The second call goes on with the sums of the first, so no
-token is dequantized but in the tile at hand, and the only copies are those of the window and the new tokens.
+The kernel is called twice: before the new tokens are stored, over all tokens in the form that they have then; and
+afterwards, over the packed form of those that have been packed in the pass. The second call continues the sums of the
+first. At any time, only one tile is dequantized, and only the window and the new tokens are copied.
 """
 
 from __future__ import annotations
@@ -126,9 +126,10 @@ def exact_part(tokens: Tensor) -> Part:
 
 
 def first_runs(layer: KVLayer, row: int, columns: foreseen.Columns, first: int, count: int) -> Runs:
-    """Return the runs of the stores before a pass, of which each tail is followed by the new tokens.
+    """Return the runs of tokens before a pass, for a layer whose tails are followed by the pass's new tokens.
 
     Args:
+        columns: columns of the first forms (:func:`kvbench.attention.foreseen.first_forms`).
         first: index in the text of the first query.
     """
     stores = layer.stores()
@@ -151,12 +152,15 @@ def later_runs(
     first: int,
     count: int,
 ) -> Runs:
-    """Return the runs of later forms: segments after the pass, and behind them the exact tokens from before.
+    """Return the runs of the later forms of tokens, for the second call of the kernel.
+
+    The kernel gets the segments after the pass, followed by a copy of the tails from before with the new tokens.
 
     Args:
-        columns: later columns, and `chosen` the numbers of their forms (:func:`kvbench.attention.foreseen.forms`).
-        base: number of first columns.
-        tails: number of exact keys, and of exact values, in the tails before the pass.
+        columns: columns of the later forms (:func:`kvbench.attention.foreseen.forms`).
+        chosen: numbers of the later forms of keys, and of values, from the same function.
+        base: number of columns of first forms.
+        tails: number of keys, and of values, in the tails before the pass.
     """
     places = []
     for form, other, store, tail in zip(chosen, chosen[::-1], layer.stores(), tails, strict=True):
@@ -183,7 +187,7 @@ def later_runs(
 
 
 def begun(segments: Sequence[Segment], number: int, row: int) -> int:
-    """Return the index in a segment's buffer of the first token of a row."""
+    """Return the index of a row's first token in the buffer of segment `number`; 0 for a number past the last."""
     segment = segments[number] if number < len(segments) else None
     return segment.starts[row] if isinstance(segment, FullSegment) else 0
 
