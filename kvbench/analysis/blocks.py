@@ -72,14 +72,14 @@ class Exact:
 
     @classmethod
     def of(cls, layer: KVLayer) -> Exact:
-        """Return the keys and values that a layer of a cache of the method ``fp16`` with one sequence holds."""
+        """Return the keys and values in a layer of an ``fp16`` cache with one sequence."""
         keys, values = (store.only_full(ROW) for store in layer.stores())
         assert keys is not None and values is not None
         return cls(keys[0], values[0], layer.first(0))
 
 
 def columns_held(layer: KVLayer) -> Tensor:
-    """Return the position in the sequence of the token in each of the n slots of a layer with one sequence.
+    """Return the sequence position of the token in each of the n slots of a layer with one sequence.
 
     The shape is ``[H, n]`` for H KV heads, or ``[1, n]`` if all heads hold the same tokens.
     """

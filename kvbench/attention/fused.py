@@ -157,7 +157,7 @@ def observing(name: str) -> ModuleType | str:
 
 
 def check_plain_causal(layer: KVLayer, mask: Tensor | None, count: int, length: int | None = None) -> None:
-    """Raise NotServed unless a step is what kernels compute: causal attention, possibly within a sliding window.
+    """Raise NotServed unless kernels can compute a step: causal attention, possibly within a sliding window.
 
     Args:
         length: number of tokens, padding included, up to which later steps must be served too; None: only this step.

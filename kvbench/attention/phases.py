@@ -221,7 +221,7 @@ def assembled(
 
 
 def holder(layer: KVLayer) -> ScoredSegment:
-    """Return the segment that stores how much attention each token of a layer has received: the last one of its keys.
+    """Return the segment that stores how much attention each token of a layer has received: the tail of the keys.
 
     Raises:
         NotServed: the method does not store this attention with its keys.

@@ -351,7 +351,7 @@ def _serves(query: Tensor, keys: Tensor, values: Tensor) -> bool:
 
 
 def padding(request: dict[str, Any]) -> Tensor | None:
-    """Return which tokens of a batch are padding, if a model can do with this in place of a full attention mask.
+    """Return which tokens of a batch are padding, if attention needs only this in place of a full mask.
 
     The padding can replace the mask if four conditions hold: the request is for plain causal attention over a whole
     prompt; all padding is on the left; at least one row has padding; and the mask would have at least :data:`MASK`

@@ -156,7 +156,7 @@ def add_timing_options(parser: argparse.ArgumentParser, dtype: str, about: str) 
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say with which dtype and device a whole model runs."""
+    """Add ``--dtype``, ``--device`` and ``--seed``, with which a whole model is run."""
     add = parser.add_argument
     add("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     about = "cuda, cuda:N, or cpu to try out a command (its times mean little)"
@@ -165,7 +165,7 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which model is measured with which settings, and how it runs."""
+    """Add the options that choose the model, the settings to measure with it, and how it runs."""
     add = parser.add_argument
     add("--settings", nargs="+", default=["fp16"], metavar="SETTING", help=SYNTAX)
     add("--model", default="llama2-7b", help="a preset, OWNER/NAME of the hub, or a folder (default: llama2-7b)")

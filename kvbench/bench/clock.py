@@ -1,4 +1,4 @@
-"""Measurement of times on the GPU, and of its read bandwidth, the upper bound to which they are compared.
+"""Measurement of a GPU's kernel times, and of its read bandwidth, with which the times are compared.
 
 Times are medians over replays of CUDA graphs, with buffers that do not fit into the L2 cache.
 """

@@ -91,7 +91,7 @@ class KVCache(Cache):
 
     @property
     def options(self) -> Options:
-        """Kernels and back ends that serve this cache and, if a draft has a cache of its own, that cache."""
+        """The choice of kernels and back ends for this cache and for a draft's own cache, if there is one."""
         return self.progress.options
 
     @options.setter
@@ -211,7 +211,7 @@ class KVCache(Cache):
         return False
 
     def crop(self, max_length: int) -> None:
-        """Remove the newest tokens; the argument has the meaning that it has in transformers 5.17.
+        """Remove the newest tokens; `max_length` has the same meaning as in transformers 5.17.
 
         Args:
             max_length: a negative number ``-k`` removes the newest k tokens; a positive number ``n`` keeps only the

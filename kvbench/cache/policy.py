@@ -185,14 +185,14 @@ class Policy(Generic[L]):
         )
 
     def settle(self, layer: L, rows: slice) -> None:
-        """Pack or drop the tokens for which this has become due since the last call.
+        """Pack or drop the tokens that have become due for it since the last call.
 
         The cache calls this again and again while decoding. A second call without new tokens must change nothing. All
         of `rows` have the same number of tokens in each segment.
         """
 
     def settle_each(self, layer: L) -> bool:
-        """Do what :meth:`settle` does for all rows in one call, although they hold different numbers of tokens.
+        """Settle all rows in one call, even if they hold different numbers of tokens (see :meth:`settle`).
 
         Returns:
             False if nothing was done, so that :meth:`settle` must be called for the rows of each length.

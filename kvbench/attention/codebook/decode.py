@@ -103,7 +103,7 @@ class CodebookBuild:
         return max(common + self.warps * (tile + own), self.warps * max(merged, 512))
 
     def fits(self, shared: int) -> bool:
-        """Return True if a multiprocessor has room for as many CTAs as it must run at once."""
+        """Return True if :attr:`resident` CTAs fit into a multiprocessor that allows one CTA `shared` bytes."""
         static = -(-(self.warps * self.rows * 8 + 4) // 128) * 128
         return (self.shared + static + RESERVED) * self.resident <= shared + RESERVED
 

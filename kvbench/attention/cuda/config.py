@@ -211,7 +211,7 @@ class Build:
         return self.shared + -(-static // 128) * 128 + RESERVED  # memory is given out in pieces of 128 bytes
 
     def fits(self, shared: int) -> bool:
-        """Return True if a multiprocessor has room for as many CTAs as it must run at once."""
+        """Return True if :attr:`resident` CTAs fit into a multiprocessor that allows one CTA `shared` bytes."""
         room = shared + RESERVED
         return self.occupied * self.resident <= (room if self.resident == 1 else min(room, SEVERAL))
 

@@ -72,7 +72,7 @@ def part_of_tile(key, value, full):
 
 @triton.jit
 def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, groups, tile):
-    """Offset the buffer pointers of a phase's keys or values to one sequence and KV head and, if packed, to a tile.
+    """Move the buffer pointers of a phase's keys or values to one sequence and KV head and, if packed, to one tile.
 
     If groups may cross tile boundaries, the pointers to scales and minima are not moved to the tile, because the number
     of a group follows from a token's index in the segment. The index of the tile's first token is then appended to the

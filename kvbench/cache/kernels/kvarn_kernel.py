@@ -39,7 +39,7 @@ def adapted(logs, deviation):
 
 @triton.jit
 def deviation_ratio(deviation):
-    """Compute the largest deviation over the smallest one."""
+    """Return the largest deviation divided by the smallest one."""
     return tl.max(deviation, 0) / tl.maximum(tl.min(deviation, 0), 1e-8)
 
 

@@ -24,7 +24,7 @@ import triton.language as tl
 
 @triton.jit
 def write_plane(words, tiles, token, head, d, codes, there, WIDTH: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr):
-    """Write one token's codes into a plane of words; the other tokens of these words keep theirs.
+    """Write one token's codes into a plane of words; the codes of other tokens in these words stay.
 
     Args:
         words: pointer to the plane of one row, int16 ``[H, tiles, ...]``.

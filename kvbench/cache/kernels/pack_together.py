@@ -145,7 +145,7 @@ def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> 
 
 
 def carry_out_jobs(jobs: Sequence[Job | Thin]) -> None:
-    """Carry out all jobs, with one kernel launch for all jobs of equal :meth:`Job.signature`.
+    """Carry out all jobs; jobs with equal signatures (:meth:`Job.signature`) share a kernel launch.
 
     Jobs on one window keep their order: tokens queued for packing before the window is thinned are packed before it,
     and those queued after it are packed after it.

@@ -110,10 +110,10 @@ class PackedSegment(Segment):
 
     @property
     def _unit(self) -> int:
-        """Number of tiles of which the buffers hold a multiple: those of a block that the quantizer packs at a time.
+        """Number of tiles by whose multiples buffers grow, so that they end with a whole block of the quantizer.
 
-        So blocks of several tiles (W = 256 tokens in LogQuant, for example) are not cut at the end of a buffer, as
-        kernels find a tile's parameters by the tile's number.
+        This matters for blocks of several tiles, such as W = 256 tokens in LogQuant, because kernels find a tile's
+        parameters by the tile's number.
         """
         return self.quantizer.block_tokens // TILE if self.quantizer.block_tokens % TILE == 0 else 1
 
