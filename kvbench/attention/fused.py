@@ -145,7 +145,7 @@ def prepare() -> HostPacker | None:
 
 
 def observing(name: str) -> ModuleType | str:
-    """Import a kernel's variant that also returns the attention that tokens receive; if none, return the reason."""
+    """Import the variant of a kernel that also returns the attention which tokens receive; without one, say why."""
     if name in ("cuda", "cpu"):
         return "it does not return attention weights"
     decode = load_kernel(name)

@@ -1,7 +1,7 @@
 """Passes over many known tokens (:mod:`kvbench.attention.foreseen`) by the CPU kernel that unpacks tiles.
 
 The kernel is called twice: before the new tokens are stored, over all tokens in the form that they have then; and
-afterwards, over the packed form of those that have been packed in the pass. The second call continues the sums of the
+afterwards, over the later forms of those that were packed in the pass. The second call continues the sums of the
 first. At any time, only one tile is dequantized, and only the window and the new tokens are copied.
 """
 

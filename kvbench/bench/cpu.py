@@ -311,7 +311,7 @@ def decode_logits(model: Any, cache: Any, batch: int) -> Any:
 
 
 def perplexity(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure the likelihood of 2,048 tokens, with the result of decoding them one by one."""
+    """Time the computation of the likelihood of 2,048 tokens, with the result of decoding them one by one."""
     for name in chosen(args, "perplexity"):
         setting, built = name.rpartition(" ")[2], models(tiny=False)
         contenders = {

@@ -82,7 +82,7 @@ def ways_of_16_bits(weights: list[Tensor], compiled: bool = False) -> Iterator[W
 
 
 def ways_of_4_bits(weights: list[int4.Int4Weight]) -> Iterator[Way]:
-    """Yield the implementations for 4-bit weights; for torch's, their zeros are rounded to bf16."""
+    """Yield the implementations for 4-bit weights; torch's has the same weights in its form (:func:`torch_weight`)."""
     yield Way("kvbench", 4, kernel_product, weights, weights[0].nbytes, OURS)
     group = weights[0].group
     packed = [torch_weight(weight) for weight in weights]

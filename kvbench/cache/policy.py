@@ -36,7 +36,7 @@ class CacheState:
     """
 
     def select(self, order: Sequence[int]) -> None:
-        """Update the data after the rows of the batch were reordered, as in beam search: new row i was ``order[i]``.
+        """Update the data after the rows of the batch were reordered (beam search): new row i was row ``order[i]``.
 
         Rows may be dropped or repeated.
         """

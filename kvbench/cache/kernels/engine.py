@@ -68,7 +68,7 @@ def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
 
 
 def scale(quantizer: AffineQuantizer) -> float:
-    """Return the scale that a quantizer uses for all tokens; 1 if tokens or groups have their own scales."""
+    """Return the single scale that a quantizer applies to all tokens; 1 if it has none."""
     return quantizer.scale if isinstance(quantizer, Fp8) else getattr(quantizer, "factor", 1.0)
 
 
