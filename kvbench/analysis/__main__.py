@@ -1,4 +1,4 @@
-"""``python -m kvbench.analysis``: comparison of the attention of methods with exact attention; largest channels."""
+"""``python -m kvbench.analysis``: attention of methods compared with exact attention; largest channels of K and V."""
 
 import sys
 

@@ -185,7 +185,7 @@ def append_prompt(outcome: Outcome, text: Text, observation: Observation, bills:
 
 
 def _mean_over_steps(steps: Sequence[Sequence[object]], name: str) -> np.ndarray:
-    """Return a field averaged over steps, with a leading dimension of layers: ``[L, Hq, K]`` or ``[L, Hq]``."""
+    """Return the field `name` of ``steps[step][layer]``, averaged over the steps: ``[L, Hq, K]`` or ``[L, Hq]``."""
     layers = []
     for layer in zip(*steps, strict=True):
         fields: list[Tensor] = [getattr(of_step, name) for of_step in layer]
@@ -195,7 +195,7 @@ def _mean_over_steps(steps: Sequence[Sequence[object]], name: str) -> np.ndarray
 
 
 def _prompt(text: Text, ids: Tensor, loaded: LoadedModel) -> Prompts:
-    """Return the description of the prompt for a cache; each cache needs its own."""
+    """Return a new description of the prompt for a cache; caches must not share one."""
     return Prompts(
         [0],
         [len(text.ids)],

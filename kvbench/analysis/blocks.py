@@ -72,14 +72,14 @@ class Exact:
 
     @classmethod
     def of(cls, layer: KVLayer) -> Exact:
-        """Return the keys and values that a layer of a cache of the method ``fp16`` with one sequence holds."""
+        """Return the keys and values in a layer of an ``fp16`` cache with one sequence."""
         keys, values = (store.only_full(ROW) for store in layer.stores())
         assert keys is not None and values is not None
         return cls(keys[0], values[0], layer.first(0))
 
 
 def columns_held(layer: KVLayer) -> Tensor:
-    """Return the position in the sequence of the token in each of the n slots of a layer with one sequence.
+    """Return the sequence position of the token in each of the n slots of a layer with one sequence.
 
     The shape is ``[H, n]`` for H KV heads, or ``[1, n]`` if all heads hold the same tokens.
     """
@@ -110,7 +110,7 @@ def held(layer: KVLayer, size: int = BLOCK) -> Iterator[Block]:
 
 
 def _full(layer: KVLayer) -> list[tuple[int, bool]]:
-    """Return for each segment of the keys the slot at which it ends, and True if it is in full precision."""
+    """Return a pair for each segment of the keys: one past its last slot; True if it is in full precision."""
     ends, last = [], 0
     for segment in layer.stores()[0].segments:
         last += segment.length(ROW)
@@ -141,15 +141,15 @@ class Queries:
     ) -> Queries:
         """Return the queries ``[1, Hq, q, D]`` (after RoPE) of a layer's attention call, scaled and grouped by KV head.
 
-        The first of them is at the position `first`; the others follow without a gap. The rest is as in
-        :class:`Queries`.
+        The first query is at the position `first`, and the others follow without a gap. `window` and `logits` are
+        those of :class:`Queries`.
         """
         vectors = (query[0].float() * scaling).unflatten(0, (heads, -1)).transpose(1, 2)
         columns = torch.arange(first, first + query.shape[2], device=query.device)
         return cls(vectors, columns, window, logits)
 
     def __getitem__(self, part: slice) -> Queries:
-        """Return some of the queries."""
+        """Return the queries of the tokens that the slice `part` selects."""
         return Queries(self.vectors[:, part], self.columns[part], self.window, self.logits)
 
     def scores(self, keys: Tensor, columns: Tensor) -> Tensor:
@@ -167,8 +167,8 @@ class Queries:
     def log_total(self, blocks: Iterator[Block]) -> Tensor:
         """Return the log-sum-exp of each query's scores, the logarithm of its softmax denominator: ``[H, q, g]``.
 
-        The blocks, an iterator that is consumed once, are all tokens over which the softmax runs. The model's sink
-        logits, if it has any, are included.
+        `blocks` must yield all tokens over which the softmax runs; it is consumed once. The model's sink logits, if it
+        has any, are included.
         """
         heads, count, group, _ = self.vectors.shape
         top = self.vectors.new_full((heads, count, group), -1e30)  # finite, so that a block of hidden tokens adds 0

@@ -119,9 +119,9 @@ def run_analysis(arguments: argparse.Namespace, given: Sequence[str] = ()) -> st
 
 
 def channels(groups: dict[str, dict[str, Any]], out: Path | None) -> str:
-    """Return how far the largest channels of a model's keys and values stand above the others, as markdown.
+    """Return a markdown table that shows how far a model's largest channels of keys and values exceed the others.
 
-    It is also written to `out`, a file, if that is not None.
+    `groups` are those of :func:`grouped`. The table is also written to the file `out` unless that is None.
 
     Raises:
         KvbenchError: an argument is invalid, or the model or the data are unavailable.

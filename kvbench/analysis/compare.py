@@ -87,8 +87,8 @@ def outputs(weights: Tensor, member: Tensor, values: Tensor) -> Tensor:
 def exact_outputs(queries: Queries, exact: Exact, log_total: Tensor, bins: Bins, block: int = BLOCK) -> Tensor:
     """Return the outputs of exact attention, split by the bin of the tokens from which they come.
 
-    The shape is that of :func:`outputs`; the sum over K is the attention output. `log_total` ``[H, q, g]`` is that of
-    :meth:`Queries.log_total`; `block` tokens are processed at a time.
+    The shape is that of :func:`outputs`; the sum over K is the attention output. `log_total` ``[H, q, g]`` is the
+    result of :meth:`Queries.log_total`; `block` tokens are processed at a time.
     """
     total = torch.zeros((), device=log_total.device)
     for part in exact.blocks(block):
@@ -110,11 +110,11 @@ def compare_attention(
 ) -> Errors:
     """Measure how attention over one layer of a method's cache deviates from exact attention, for the same queries.
 
-    The cache must already hold the keys and values of the queries' tokens, the newest.
+    The newest tokens in the cache must be those of the queries.
 
     Args:
-        log_total: log-sum-exp of the exact scores, the field of that name of :class:`kvbench.analysis.exact.Profile`.
-        mass: probability that exact attention gives to each bin, ``[Hq, q, K]``, from the same object.
+        log_total: log-sum-exp of the exact scores, ``[H, q, g]`` (:attr:`kvbench.analysis.exact.Profile.log_total`).
+        mass: probability that exact attention gives to each bin, ``[Hq, q, K]`` (:attr:`Profile.mass`).
         reference: outputs of exact attention by bin, from :func:`exact_outputs`.
         block: largest number of tokens that are processed at a time.
     """
@@ -155,5 +155,5 @@ def compare_attention(
 
 
 def _both(queries: Queries, exact: Exact, part: Block) -> tuple[Tensor, Tensor]:
-    """Return the exact scores and the cache's scores of a block's tokens, each ``[H, q, g, b]``."""
+    """Return the scores of the queries with a block's exact keys, and with its stored keys, each ``[H, q, g, b]``."""
     return queries.scores(exact.at(part.columns), part.columns), queries.scores(part.keys, part.columns)

@@ -1,4 +1,4 @@
-"""Exact attention of a model: its distribution and spikes by distance, and the highest probability of each position.
+"""Exact attention of a model: its distribution and its spikes by distance, and each position's highest probability.
 
 Exact attention is attention over the keys and values in full precision, as the model computed them.
 

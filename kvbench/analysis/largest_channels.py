@@ -29,7 +29,7 @@ class Ratio:
     """The largest channel of a layer's keys or values.
 
     Args:
-        ratio: its root mean square over tokens, divided by that of the median channel of its head.
+        ratio: root mean square of the channel over tokens, divided by that of the median channel of its head.
     """
 
     ratio: float
@@ -39,7 +39,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Layer:
-    """Largest channels of one layer with keys and values."""
+    """The largest channel of a layer's keys, and that of its values."""
 
     keys: Ratio
     values: Ratio
@@ -47,7 +47,7 @@ class Layer:
 
 @torch.inference_mode()
 def channel_ratios(loaded: LoadedModel, prompts: Sequence[Text]) -> list[Layer]:
-    """Return the largest channels of each layer with keys and values, over all tokens of the prompts.
+    """Run a model on prompts, and return the largest channels of each attention layer over all tokens.
 
     Raises:
         ModelError: the model has no projection of keys that can be observed.
@@ -74,7 +74,7 @@ def channel_ratios(loaded: LoadedModel, prompts: Sequence[Text]) -> list[Layer]:
 
 
 def _ratio(squares: Tensor) -> Ratio:
-    """Return the largest channel from sums of squares ``[H, D]``."""
+    """Return the largest channel, given the sum of the squares of each channel over all tokens, ``[H, D]``."""
     size = squares.sqrt()
     ratios = size / size.median(dim=-1, keepdim=True).values.clamp(min=torch.finfo(size.dtype).tiny)
     place = int(ratios.argmax())
@@ -83,7 +83,7 @@ def _ratio(squares: Tensor) -> Ratio:
 
 
 def channel_page(name: str, layers: Sequence[Layer], tokens: int) -> str:
-    """Return a model's layers as a markdown table, and below it the row of the documentation's table that fits it."""
+    """Return a markdown table of a model's layers, followed by the :func:`verdict` on its keys and on its values."""
     lines = [
         f"{name}: largest channel over the median channel of its head, root mean squares over {tokens} tokens",
         "",
@@ -97,7 +97,10 @@ def channel_page(name: str, layers: Sequence[Layer], tokens: int) -> str:
 
 
 def verdict(layers: Sequence[Layer], side: str) -> str:
-    """Return the line that names the row of the documentation's table that a model's keys or values resemble."""
+    """Return a sentence on the ratios of a model's `side`, keys or values, over all layers.
+
+    It names the row of the table in :data:`PAGE` whose ratios are similar.
+    """
     ratios = [getattr(layer, side).ratio for layer in layers]
     largest, middle = max(ratios), float(torch.tensor(ratios).median())
     own = [place for place, ratio in enumerate(ratios) if ratio > _ABOVE * middle]

@@ -1,4 +1,4 @@
-"""Observation of a model that decodes with exact keys and values, which are also passed to the caches of methods.
+"""Observation of a model that decodes with exact keys and values, which the caches of methods receive as well.
 
 The model runs on an fp16 cache, so its hidden states, queries, keys and values are exact in every layer. The error
 measured in a layer therefore arises in this layer, and is not passed on from earlier ones. In each layer, the cache of
@@ -206,7 +206,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a model's attention, which every candidate's layer receives as well."""
+    """Arguments of one call of a model's attention, with which every candidate's layer is then updated too."""
 
     module: torch.nn.Module
     query: Tensor
@@ -242,7 +242,7 @@ class _Call:
             )
 
     def _update(self, layer: KVLayer) -> Tensor:
-        """Announce the new tokens to a layer, and return their keys as it stores them."""
+        """Call a layer's ``update`` with the new tokens, and return their keys in the form that the layer stores."""
         handle, _ = layer.update(self.keys, self.values)
         handle.claim()
         return rotary.stored(layer, self.keys, self.before, self.module, self.kwargs.get("position_ids"))

@@ -199,7 +199,7 @@ class Outcome:
 
 
 def _stacked(before: np.ndarray | None, array: np.ndarray) -> np.ndarray:
-    """Return the arrays of the prompts so far with one more."""
+    """Append a prompt's array to those of the earlier prompts, ``[N, ...]``; None: there are none."""
     return array[None] if before is None else np.concatenate([before, array[None]])
 
 
@@ -257,7 +257,7 @@ def told_apart(outcome: Outcome, names: Sequence[str] = COMPARED) -> list[tuple[
 
 
 def findings(outcome: Outcome) -> str:
-    """Summarize which pairs of methods the analysis distinguishes: their number, and the names of all other pairs."""
+    """Return a text with the number of pairs of methods that the analysis distinguishes, and with all other pairs."""
     pairs = told_apart(outcome)
     alike = [f"{a} and {b}" for a, b, score in pairs if not score > SIGNIFICANT]
     count = len(outcome.prompts)

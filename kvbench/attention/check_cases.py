@@ -99,7 +99,7 @@ def token(bits: int, group: int, kind: str = "affine") -> Format:
 
 
 def factored(kind: str, bits: int, group: int, scale: str = "fp16") -> Format:
-    """Return a format in which a value is a factor of its group of channels times an element that its code stands for.
+    """Return a per-token format: each value is the factor of its group of channels times the element of its code.
 
     Args:
         kind: ``offset``, ``folded`` or ``float`` (:class:`kvbench.attention.phases.Format`).

@@ -66,8 +66,8 @@ def tune(text: str) -> None:
 def nbytes(work: Work) -> int:
     """Return how many bytes of cached keys and values a kernel has to read for one step, to compute its bandwidth.
 
-    These are the codes and parameters of packed tokens (of the kind ``cross`` without cross factors), and two bytes for
-    each element of all others.
+    For packed tokens, codes and parameters are counted, except the cross factors of the kind ``cross``. For tokens in
+    full precision, two bytes per element are counted.
     """
     total = 0.0
     for i, pair in enumerate(work.phases):
@@ -150,7 +150,7 @@ def report_line(line: dict[str, Any]) -> str:
 
 
 def measure_cases(todo: list[tuple[Case, str]], done: int, log: Path, names: str) -> int:
-    """Measure all configurations from number `done` on; the main loop of a worker process.
+    """Measure the pairs ``todo[done:]`` of configuration and kernel; the main loop of a worker process.
 
     After an error that corrupts the CUDA context, the worker stops, and the parent process starts another one.
 

@@ -1,7 +1,7 @@
 """Attention over a layer's stores by the CPU kernel that unpacks one tile of tokens at a time.
 
-It serves what the decode kernel does not: many new tokens that see packed ones (a prompt that is stored as it comes,
-simulated quantization), and KVQuant's codes, whose keys are stored before RoPE.
+This kernel serves what the CPU's decode kernel does not: many new tokens that attend to packed ones (as in quantized
+prefill), and KVQuant's codes, whose keys are stored before RoPE.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvbench.cache.layer import KVLayer
 
 
 def prefers_tiles(layer: KVLayer, query: Tensor) -> bool:
-    """Return True if the decode kernel for CPUs refuses a step's new tokens, and this one may not."""
+    """Return True if a step on a CPU should try :func:`attend_tiles`, because the CPU's decode kernel refuses it."""
     if query.device.type != "cpu" or layer.progress.options.kernels not in ("auto", "cpu"):
         return False
     return layer.rope is not None or (layer.method.eager and query.shape[2] > 1)
@@ -63,7 +63,7 @@ def attend_tiles(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: fl
 
 
 def check_causal_chunk(layer: KVLayer, mask: Tensor | None, count: int) -> None:
-    """Raise NotServed unless attention is causal, over a window at most, and the method only needs its output."""
+    """Raise NotServed unless attention is causal, perhaps with a sliding window, and no probabilities are needed."""
     if layer.method.observe_steps:
         raise NotServed(f"{type(layer.method).__name__.lower()} needs attention weights")
     if layer.method.reading_order(layer, slice(0, 1)) is not None:
@@ -78,7 +78,11 @@ def check_causal_chunk(layer: KVLayer, mask: Tensor | None, count: int) -> None:
 
 
 def row_groups(layer: KVLayer) -> list[slice]:
-    """Return runs of rows that one call of the kernel can serve: those with equal segments and equal orders."""
+    """Divide the batch into runs of rows that one call of the kernel can serve.
+
+    The rows of a run have equally long segments. If the slots of any row are not in the order of the text, each row is
+    a run of its own.
+    """
     if all(layer.method.positions(layer, row) is None for row in range(layer.batch)):
         return layer.row_groups()
     return [slice(row, row + 1) for row in range(layer.batch)]

@@ -29,7 +29,7 @@ PATH = "sdpa (forms by turn)"
 
 @dataclass(frozen=True)
 class Plan:
-    """The forms of all tokens that some query of a pass sees, and which query sees which.
+    """The forms, exact or packed, of all tokens that some query of a pass sees, and which query sees which form.
 
     The forms are numbered: first the slots of the stores before the pass, then the new tokens in full precision, then
     the slots :attr:`again` of the stores after the pass.
@@ -182,13 +182,13 @@ def biased(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: f
 
 
 def _slots(layer: KVLayer, rows: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the column of each slot, and all keys (after RoPE) and values of the stores, dequantized."""
+    """Return the column of the token in each slot, and the keys (after RoPE) and values in all slots, dequantized."""
     keys, values = _dequantized_slots(layer, rows, 0, layer.length(rows), dtype)
     return layer.positions(rows.indices(layer.batch)[0]), keys, values
 
 
 def _with(slots: tuple[Tensor, Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return slots as :func:`_slots` does, with the keys and values of new tokens behind those of the stores."""
+    """Append the keys and values of new tokens to those that :func:`_slots` returned."""
     return slots[0], torch.cat([slots[1], keys], 2), torch.cat([slots[2], values], 2)
 
 

@@ -57,7 +57,7 @@ def attend_fused(
 
 
 def picked(query: Tensor, described: Work, wanted: Kernels) -> tuple[ModuleType, set[str]]:
-    """Return the kernel that :func:`pick` chooses, and its :func:`label`; on a CPU, steps alike are looked at once."""
+    """Return the kernel that :func:`pick` chooses, and its :func:`label`; on a CPU, equal steps share the result."""
     alike = (wanted, query.shape, query.dtype) if query.device.type == "cpu" else None
     known: tuple[ModuleType, set[str]] | None = described.prepared.get(alike)
     if known is None:
@@ -77,8 +77,8 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
     """Return the first of the wanted kernels that supports a step's shapes and formats.
 
     Args:
-        wanted: ``cuda``, ``triton`` or ``cpu`` for only this kernel; ``auto`` for CUDA if possible, else Triton, and
-            on a CPU for its kernel. Only CUDA reads codes of a codebook.
+        wanted: ``cuda``, ``triton`` or ``cpu`` for only this kernel. ``auto``: on a GPU the CUDA kernel, or Triton's if
+            that refuses; on a CPU the CPU kernel. Of the GPU's kernels, only CUDA's reads codes of a codebook.
 
     Raises:
         NotServed: no kernel can serve the step; the message gives the reason of each.
@@ -133,8 +133,8 @@ def prepare() -> HostPacker | None:
     """Compile the CPU kernel, unless it has been compiled before, so that no step waits for it.
 
     Returns:
-        The function that packs tokens on a CPU. None if the machine cannot compile it; a warning says why, and how it
-        could.
+        The function that packs tokens on a CPU. None if the machine cannot compile it; a warning then says why, and
+        what to do about it.
     """
     from kvbench.attention.cpu import build, pack
 
@@ -145,7 +145,7 @@ def prepare() -> HostPacker | None:
 
 
 def observing(name: str) -> ModuleType | str:
-    """Import the module of a kernel that also returns the attention that tokens receive; if none, return the reason."""
+    """Import the variant of a kernel that also returns the attention which tokens receive; without one, say why."""
     if name in ("cuda", "cpu"):
         return "it does not return attention weights"
     decode = load_kernel(name)
@@ -157,7 +157,7 @@ def observing(name: str) -> ModuleType | str:
 
 
 def check_plain_causal(layer: KVLayer, mask: Tensor | None, count: int, length: int | None = None) -> None:
-    """Raise NotServed unless a step is what kernels compute: causal attention, possibly within a sliding window.
+    """Raise NotServed unless kernels can compute a step: causal attention, possibly within a sliding window.
 
     Args:
         length: number of tokens, padding included, up to which later steps must be served too; None: only this step.

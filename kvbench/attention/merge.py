@@ -20,7 +20,7 @@ MASKED = -1e30
 def grouped(layer: KVLayer, query: Tensor, scaling: float) -> Tensor:
     """Return scaled queries with all query heads and tokens of a KV head as rows, fp32 ``[rows, H, group * q, D]``.
 
-    So one product reads the keys, or the values, of a KV head once.
+    One matrix product with these rows then reads the keys of a KV head once for all its queries.
     """
     batch, query_heads, count, channels = query.shape
     return (query.float() * scaling).reshape(batch, layer.heads, query_heads // layer.heads * count, channels)
@@ -30,14 +30,14 @@ def largest_block(rows: int, heads: int, channels: int, block: int = BLOCK, elem
     """Return the largest number of tokens in a block.
 
     Args:
-        block: least result.
+        block: smallest result.
         elements: number of elements up to which a block may grow in small models.
     """
     return max(block, elements // (rows * heads * channels))
 
 
 class Merge:
-    """The softmax over blocks of slots that are added one after the other.
+    """An online softmax, to which blocks of slots are added one after the other.
 
     Args:
         query: scaled queries (:func:`grouped`).

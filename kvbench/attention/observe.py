@@ -59,10 +59,10 @@ def wanted_lse(
     logits: Logits,
     kwargs: dict[str, Any],
 ) -> Tensor | None:
-    """Return room for each query's log-sum-exp, fp32 ``[B, Hq, q]``, if :func:`extend` needs it for a kernel.
+    """Return a buffer for each query's log-sum-exp, fp32 ``[B, Hq, q]``, or None if :func:`extend` does not need it.
 
-    That is the case for column sums on a CPU, where the mask is an ordinary causal one and torch's attention leaves the
-    log-sum-exp. Arguments are those of :func:`kvbench.attention.prefill.attend_prompt`.
+    Column sums by the CPU kernel need it. The mask must be an ordinary causal one, and torch's attention must be able
+    to return log-sum-exps. Arguments are those of :func:`kvbench.attention.prefill.attend_prompt`.
     """
     if all(member.method.observe_prompt != -1 for member in layer.chain()):
         return None

@@ -25,8 +25,8 @@ def stored_prompt(
 ) -> Tensor:
     """Quantize and store new prompt tokens, then compute their attention over all stored tokens.
 
-    This is the prefill of methods that set ``quantized_prefill``: the attention of the prompt reads quantized keys and
-    values too, including those of the token itself.
+    This is the prefill of methods that set ``quantized_prefill``: prompt tokens attend to quantized keys and values,
+    including their own.
 
     Args:
         keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.

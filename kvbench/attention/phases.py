@@ -155,7 +155,7 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
 
 
 def buffers_of(segment: Segment) -> object | None:
-    """Return an object that is another one as soon as a segment has other buffers; None if its kind is not known."""
+    """Return an object that tells by its identity if a segment's buffers were replaced; None if its kind is unknown."""
     if type(segment) is FullSegment:
         return segment.buffer
     return segment.words if type(segment) is PackedSegment else None
@@ -166,7 +166,7 @@ def shared_phases(
 ) -> tuple[list[tuple[int, int]], list[list[tuple[int, int, int]]], Tensor]:
     """Return the phases of a layer, where they lie (:func:`divide_into_phases`) and their table.
 
-    Layers whose segments hold equally many tokens share the answer, so a step usually finds it once.
+    Layers whose segments hold equally many tokens share the result, so it is usually computed once per step.
     """
     if layer.window is not None:  # slots that are not in the order of the text must be refused
         order, counts = divide_into_phases(layer)
@@ -221,10 +221,10 @@ def assembled(
 
 
 def holder(layer: KVLayer) -> ScoredSegment:
-    """Return the segment that stores how much attention each token of a layer has received: the last one of its keys.
+    """Return the segment that stores how much attention each token of a layer has received: the tail of the keys.
 
     Raises:
-        NotServed: the method does not store this with its keys.
+        NotServed: the method does not store this attention with its keys.
     """
     tail = layer.stores()[0].tail
     if not isinstance(tail, ScoredSegment):
@@ -233,10 +233,10 @@ def holder(layer: KVLayer) -> ScoredSegment:
 
 
 def receiving(layer: KVLayer, count: int, *, fresh: bool = False) -> Received:
-    """Return where a kernel is to write the attention that the tokens of a layer receive in a decode step.
+    """Return the buffer into which a kernel writes the attention that the tokens of a layer receive in a decode step.
 
     Args:
-        fresh: True for a buffer of this step's own, because that of an earlier one is still needed.
+        fresh: True for a new buffer, because the usual one still holds an earlier step's attention that is needed.
 
     Raises:
         NotServed: the method does not store this attention with its keys.

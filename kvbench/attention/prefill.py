@@ -196,8 +196,8 @@ def attend_prompt(
         mask: one of: a mask ``[B or 1, 1, q, n]``; bool ``[B, n]``, False at padding (:func:`padding`); None for causal
             attention.
         backend: SDPA back end. ``auto``: the fastest. ``stock``: the one that torch chooses.
-        lse: fp32 ``[B, Hq, q]``, in which to leave the natural logarithm of the sum of each query's exponentials;
-            only where :func:`leaves_lse` is True. None: it is not wanted.
+        lse: buffer, fp32 ``[B, Hq, q]``, for the natural logarithm of the sum of each query's exponentials; only where
+            :func:`leaves_lse` is True. None: not wanted.
 
     Returns:
         The output ``[B, q, Hq, Dv]``, with zeros at padding; and the name of the implementation, which results show.
@@ -233,7 +233,7 @@ def attend_exact(
     kwargs: dict[str, Any] | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention over keys and values in full precision that contain no padding; `lse` as above."""
+    """Compute attention over exact keys and values without padding; `lse` is as for :func:`attend_prompt`."""
     kwargs = kwargs or {}
     if lse is not None:
         out, sums = _flash(query, keys, values, mask, scaling, is_causal(module, query, mask, kwargs))
@@ -261,7 +261,7 @@ FLASH = 1
 def leaves_lse(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, logits: Logits, kwargs: dict[str, Any]
 ) -> bool:
-    """Return True if :func:`attend_prompt` can leave the log-sum-exp of each query: with torch's kernel for CPUs."""
+    """Return True if :func:`attend_prompt` can also return log-sum-exps, because torch's kernel for CPUs serves it."""
     if query.device.type != "cpu" or not logits.plain or kwargs.get("dropout") or torch.is_grad_enabled():
         return False
     if keys.dtype != query.dtype or values.dtype != query.dtype:
@@ -321,7 +321,7 @@ def order(
 
 
 class _Named(AbstractContextManager[str]):
-    """A context manager that wraps another one and gives a name on entry."""
+    """A context manager that wraps another one, and whose ``with ... as`` value is a name."""
 
     def __init__(self, inner: AbstractContextManager[Any], name: str) -> None:
         self._inner, self._name = inner, name
@@ -351,7 +351,7 @@ def _serves(query: Tensor, keys: Tensor, values: Tensor) -> bool:
 
 
 def padding(request: dict[str, Any]) -> Tensor | None:
-    """Return which tokens of a batch are padding, if a model can do with this in place of a full attention mask.
+    """Return which tokens of a batch are padding, if attention needs only this in place of a full mask.
 
     The padding can replace the mask if four conditions hold: the request is for plain causal attention over a whole
     prompt; all padding is on the left; at least one row has padding; and the mask would have at least :data:`MASK`

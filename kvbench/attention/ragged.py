@@ -1,8 +1,9 @@
 """Attention of a decode step over rows that hold different numbers of tokens, in plain torch.
 
-The rows of a batch of different prompts divide into almost as many runs as there are rows. One call per run costs more
-in launches than in arithmetic on a GPU, so all rows are read together here, and the slots behind a row's last one are
-masked. On a CPU, where separate calls would cost little, this makes a row's result independent of other rows' lengths.
+The reference path handles adjacent rows of equal length in one call. In a batch of different prompts, that is almost
+one call per row, which costs more in launches than in arithmetic on a GPU. So all rows are read together here, and the
+slots behind a row's last one are masked. On a CPU, where separate calls would cost little, this makes a row's result
+independent of other rows' lengths.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def attend_ragged(
     """Compute the attention of one new token per row over all cached tokens; arguments as for ``attend_reference``.
 
     Returns:
-        The output ``[B, 1, Hq, Dv]``; None if the rows must be processed one run at a time.
+        The output ``[B, 1, Hq, Dv]``; None if this is not supported (:func:`served`), or there are several new tokens.
     """
     if query.shape[2] != 1 or not served(layer) or not visible(layer, mask):
         return None
@@ -77,7 +78,11 @@ def attend_ragged(
 
 
 def served(layer: KVLayer) -> bool:
-    """Return True if, in every row, keys and values have segments of equal lengths, with tokens oldest first."""
+    """Return True if :func:`attend_ragged` can serve a layer.
+
+    Every row needs equally long segments of keys and values, some packed tokens, and slots in text order. Sliding
+    windows, keys before RoPE and methods that observe attention are not served.
+    """
     keys, values = layer.stores()
     method = layer.method
     if layer.rope or layer.window or method.observe_steps or len(keys.segments) != len(values.segments):
@@ -93,7 +98,7 @@ def served(layer: KVLayer) -> bool:
 
 
 def visible(layer: KVLayer, mask: Tensor | None) -> bool:
-    """Return True if a mask hides no slot: only padding, which is not stored."""
+    """Return True if a mask hides only tokens that are not stored, such as padding, so that all slots are visible."""
     if mask is None:
         return True
     if mask.dtype != torch.bool:
@@ -126,7 +131,7 @@ def attend_ragged_rows(layer: KVLayer, rows: slice, query: Tensor, most: int, sc
 
 
 def span_blocks(layer: KVLayer, rows: slice, most: int) -> Iterator[list[Span]]:
-    """Divide the slots of some rows into blocks of at most `most` tokens, each a list of spans in one segment."""
+    """Divide the slots of some rows into blocks of at most `most` tokens: lists of spans, each within one segment."""
     keys, values = layer.stores()
     block: list[Span] = []
     left = most

@@ -1,6 +1,6 @@
 """The formats of segments as kernels read them, and which of them each attention kernel reads.
 
-The lists are :class:`kvbench.cache.kernels.reads.Reads`. A segment that no kernel reads is refused.
+A list consists of :class:`kvbench.cache.kernels.reads.Reads`. A segment whose format is in no list is refused.
 """
 
 from __future__ import annotations

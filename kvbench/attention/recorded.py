@@ -1,9 +1,9 @@
 """Attention of a decode step that is recorded as a CUDA graph: everything that changes is in device memory.
 
-While a step is recorded, the model uses a separate attention implementation. It gets no mask (the table of phases tells
-kernels which tokens are visible), and a stand-in for the cache passes it the new keys and values unchanged. In each
-layer it appends the new tokens at positions that it reads from device memory, and runs the layer's kernel on buffers
-and tables whose addresses do not change. ``torch.compile`` sees the call as one opaque operation.
+While a step is recorded, the model uses a separate attention implementation. This gets no mask (the table of phases
+tells kernels which tokens are visible), and a stand-in for the cache passes it the new keys and values unchanged. In
+each layer, it appends the new tokens at positions that kernels read from device memory, and attends by a kernel over
+buffers and tables whose addresses do not change. ``torch.compile`` sees the call as one opaque operation.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def attention_before_rope(
     """Do what :func:`attention_while_recording` does, but pass on the keys before RoPE, for a cache that stores these.
 
     Args:
-        module: the model's attention module, from which a hook has left the keys before RoPE.
-        key: keys of the new tokens after RoPE, which are used only if the layer stores those.
+        module: the model's attention module, on which a hook has stored the keys before RoPE.
+        key: keys of the new tokens after RoPE, which are used only if the layer stores keys after RoPE.
 
     Raises:
         NotServed: the keys before RoPE were not captured.
@@ -126,7 +126,7 @@ def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Log
 def recorded_attention(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Call :func:`serve` as a custom torch operation, into which ``torch.compile`` does not look."""
+    """Call :func:`serve` as a custom torch operation, which ``torch.compile`` treats as opaque."""
     return serve(query, key, value, scaling, Logits(softcap, None if sinks is None else sinks.reshape(-1)))
 
 

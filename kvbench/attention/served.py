@@ -55,7 +55,7 @@ def check_speculation(speculation: Any, kinds: Sequence[LayerKind], name: str) -
 
 
 def changes_logits(model: PreTrainedModel) -> bool:
-    """Return True if a model hands a softcap or sinks to its attention, which kernels apply to exact tokens too."""
+    """Return True if a model has a softcap or sinks, in which case exact tokens need a kernel too."""
     classes = {type(module) for module in model.modules()}
     return any(hands_over(kind, name) for kind in classes for name in (SOFTCAP, SINKS))
 
@@ -63,8 +63,8 @@ def changes_logits(model: PreTrainedModel) -> bool:
 def uses_interface(model: PreTrainedModel) -> bool:
     """Return True if a model computes attention through transformers' attention interface.
 
-    Many hybrid models do without saying so (``_supports_attention_backend``). This looks for the interface's name in
-    the byte code of their attention modules.
+    Many hybrid models use it but do not set ``_supports_attention_backend``, so the byte code of their attention
+    modules is searched for the interface's name.
     """
     if getattr(model, "_supports_attention_backend", False):
         return True

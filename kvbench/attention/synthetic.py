@@ -88,7 +88,7 @@ def random_part(piece: Piece, side: str, heads: int, channels: int, dtype: torch
 
 
 def groups_of(form: Format, tokens: Tensor) -> Tensor:
-    """Return the index of each token's quantization group, ``[n]``, counted from the segment's first one."""
+    """Return the index of each token's quantization group within the segment, ``[n]``."""
     if not form.window:
         return tokens // form.group
     cuts = -(-form.window // form.group)

@@ -1,8 +1,8 @@
 """Passes over many known tokens (:mod:`kvbench.attention.foreseen`) by the CPU kernel that unpacks tiles.
 
-The kernel is called twice: before the pass is stored, for all tokens in the form that they have then, and afterwards,
-for the tokens that have been packed, in their later forms. The second call goes on with the sums of the first, so no
-token is dequantized but in the tile at hand, and the only copies are those of the window and the new tokens.
+The kernel is called twice: before the new tokens are stored, over all tokens in the form that they have then; and
+afterwards, over the later forms of those that were packed in the pass. The second call continues the sums of the
+first. At any time, only one tile is dequantized, and only the window and the new tokens are copied.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ Columns = tuple[Tensor, Tensor, Tensor]
 def first_forms(
     old: Tensor, times: tuple[Tensor, Tensor], first: int, count: int, start: int
 ) -> tuple[Columns, tuple[Tensor, Tensor]]:
-    """Return the columns of all tokens in the form that they have before a pass, and when that ends on either side.
+    """Return the first form of each token, the one before a pass (or in full precision, for new tokens).
 
     Arguments are those of :func:`kvbench.attention.foreseen.planned`; `old` has the columns before the pass. Tokens and
     turns are numbered from the first real token, as in `times`.
+
+    Returns:
+        The first forms as :data:`Columns`; and `times`, with NEVER for what was packed or dropped before the pass.
     """
     base = torch.cat([old - start, torch.arange(first - start, first + count - start)])
     # a form that does not change during the pass counts as one that never does
@@ -47,11 +50,14 @@ def first_forms(
 def forms(
     columns: tuple[Tensor, Tensor], times: tuple[Tensor, Tensor], first: int, count: int, start: int
 ) -> tuple[Columns, Columns, tuple[Tensor, Tensor]]:
-    """Return the columns of the first forms (:func:`first_forms`), those of the later ones, and what these are.
+    """Return the forms that tokens have one after the other while a pass packs them.
 
-    Arguments are those of :func:`kvbench.attention.foreseen.planned`. The last result has the numbers of the later
-    columns' forms of keys, and of values: the number of a first column, or that of first columns plus a slot after the
-    pass.
+    Arguments are those of :func:`kvbench.attention.foreseen.planned`.
+
+    Returns:
+        The first forms (:func:`first_forms`) and the later forms, as :data:`Columns`. And for each later form the
+        numbers of its key and of its value: i for that of first form i, and n + s for the one in slot s after the pass,
+        where n is the number of first forms.
     """
     n, (old, new) = first + count - start, columns
     first_columns, (keys, values) = first_forms(old, times, first, count, start)
@@ -197,9 +203,10 @@ def exact_part(tokens: Tensor) -> Part:
 
 
 def first_runs(layer: KVLayer, row: int, columns: Columns, first: int, count: int) -> Runs:
-    """Return the runs of the stores before a pass, of which each tail is followed by the new tokens.
+    """Return the runs of tokens before a pass, for a layer whose tails are followed by the pass's new tokens.
 
     Args:
+        columns: columns of the first forms (:func:`first_forms`).
         first: index in the text of the first query.
     """
     stores = layer.stores()
@@ -222,12 +229,15 @@ def later_runs(
     first: int,
     count: int,
 ) -> Runs:
-    """Return the runs of later forms: segments after the pass, and behind them the exact tokens from before.
+    """Return the runs of the later forms of tokens, for the second call of the kernel.
+
+    The kernel gets the segments after the pass, followed by a copy of the tails from before with the new tokens.
 
     Args:
-        columns: later columns, and `chosen` the numbers of their forms (:func:`forms`).
-        base: number of first columns.
-        tails: number of exact keys, and of exact values, in the tails before the pass.
+        columns: columns of the later forms (:func:`forms`).
+        chosen: numbers of the later forms of keys, and of values, from the same function.
+        base: number of columns of first forms.
+        tails: number of keys, and of values, in the tails before the pass.
     """
     places = []
     for form, other, store, tail in zip(chosen, chosen[::-1], layer.stores(), tails, strict=True):
@@ -254,7 +264,7 @@ def later_runs(
 
 
 def begun(segments: Sequence[Segment], number: int, row: int) -> int:
-    """Return the index in a segment's buffer of the first token of a row."""
+    """Return the index of a row's first token in the buffer of segment `number`; 0 for a number past the last."""
     segment = segments[number] if number < len(segments) else None
     return segment.starts[row] if isinstance(segment, FullSegment) else 0
 

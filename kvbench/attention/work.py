@@ -142,7 +142,7 @@ class Work:
             and one that is launched normally add up partial results in the same order.
         received: where to write the attention that tokens receive; None if the method does not observe it.
         rope: the rotation that keys still need, if they are stored before RoPE; else None.
-        prepared: what the CPU kernel has prepared for these buffers, by the name that it is kept under.
+        prepared: results for these buffers that the CPU kernel reuses in later steps, by arbitrary keys.
     """
 
     phases: list[tuple[Part, Part]]

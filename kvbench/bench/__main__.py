@@ -19,8 +19,8 @@ class Command(NamedTuple):
     """A command: its line in ``--help``, and two functions of modules of this package, as ``module:function``.
 
     `options` adds the command's options to a parser; `run` takes the parsed arguments and returns the exit status.
-    `measures` is False for commands that need neither torch nor a device. One that measures needs a GPU unless its
-    arguments have ``device="cpu"``, by an option or by ``parser.set_defaults``.
+    A command with `measures` needs torch, and a GPU unless the parsed arguments have ``device="cpu"`` (from an option
+    or ``parser.set_defaults``). Other commands are run without any check.
     """
 
     about: str
@@ -104,7 +104,7 @@ def bench_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 
 def why_not(entry: Command, args: argparse.Namespace) -> str:
-    """Return why a command that measures cannot run in this process; empty if it can."""
+    """Return the reason why a command that measures cannot run in this process; empty if it can."""
     if launch.size() > 1:
         problem = f"torchrun started {launch.size()} processes, but kvbench.bench measures a single one"
         return f"{problem}. For several, use python -m experiments.multigpu"

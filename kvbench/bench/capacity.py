@@ -96,7 +96,7 @@ def usable_bytes(device: torch.device, limit_gb: float | None, weights: int) -> 
 
 
 def capacity_cells(row: Figures) -> list[Any]:
-    """Return the cells of a row; figures that it lacks because not even one sequence fits are None."""
+    """Return the table cells of a row; None for figures that are missing because not even one sequence fits."""
     sizes = [row.get(key) for key in ("memory", "weights", "workspace")]
     sequence = row.get("per_sequence")
     return [

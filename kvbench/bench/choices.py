@@ -44,7 +44,7 @@ def token_count(text: str) -> int:
 
 
 def short_count(count: int) -> str:
-    """Return a number of tokens as text: 32768 as ``"32k"``, numbers that are not multiples of 1024 in full."""
+    """Return a number of tokens as text: 32768 as ``"32k"``, but 1000, no multiple of 1024, as ``"1000"``."""
     return f"{count // 1024}k" if count % 1024 == 0 else str(count)
 
 
@@ -137,13 +137,16 @@ def _real(text: str, kind: str, fits: Callable[[float], bool]) -> float:
 
 
 def add_output_options(parser: argparse.ArgumentParser, name: str = "the command") -> None:
-    """Add the options for the path of the JSON file; `name` is its default name in their help."""
+    """Add ``--out`` and ``--name``, the path of the JSON file; the help text gives `name` as the default name."""
     parser.add_argument("--out", type=Path, help="folder for the JSON file (default: results/<device>), or the file")
     parser.add_argument("--name", help=f"name of the JSON file (default: {name})")
 
 
 def add_timing_options(parser: argparse.ArgumentParser, dtype: str, about: str) -> None:
-    """Add the options of commands that time an operation of a layer; `about` explains the dtype, by default `dtype`."""
+    """Add the options of commands that time an operation of a layer.
+
+    `dtype` is the default of ``--dtype``, and `about` is the help text of that option.
+    """
     add = parser.add_argument
     add("--dtype", choices=["float16", "bfloat16"], default=dtype, help=about)
     add("--quick", action="store_true", help="measure only a few points, in at most three minutes")
@@ -153,7 +156,7 @@ def add_timing_options(parser: argparse.ArgumentParser, dtype: str, about: str) 
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say with which dtype and device a whole model runs."""
+    """Add ``--dtype``, ``--device`` and ``--seed``, with which a whole model is run."""
     add = parser.add_argument
     add("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     about = "cuda, cuda:N, or cpu to try out a command (its times mean little)"
@@ -162,7 +165,7 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which model is measured with which settings, and how it runs."""
+    """Add the options that choose the model, the settings to measure with it, and how it runs."""
     add = parser.add_argument
     add("--settings", nargs="+", default=["fp16"], metavar="SETTING", help=SYNTAX)
     add("--model", default="llama2-7b", help="a preset, OWNER/NAME of the hub, or a folder (default: llama2-7b)")
@@ -237,7 +240,7 @@ def point_file(args: argparse.Namespace) -> str:
 
 
 def fixed_batches(args: argparse.Namespace, option: str, why: str = "") -> None:
-    """Raise ConfigError if batch sizes are not fixed: `option` needs points that are known in advance."""
+    """Raise ConfigError, naming `option`, unless the command line fixes the batch sizes; `why` ends the message."""
     if args.grow or not args.batches:
         value = getattr(args, option.strip("-"))
         raise ConfigError(option, value, f"needs fixed batch sizes{why}", hint="give them with --batches 1 8")
@@ -265,8 +268,8 @@ def shape_of(name: str) -> Shape:
     """Return the dimensions of a model for the roofline; the name is as for :func:`numbers_of`.
 
     Raises:
-        ConfigError: there is no such model, or its configuration does not state the dimensions, or the roofline does
-            not describe it.
+        ConfigError: there is no such model, its configuration lacks the dimensions, or the roofline's formulas do not
+            hold for it.
     """
     return Shape.of(numbers_of(name))
 

@@ -1,4 +1,4 @@
-"""Times on the GPU, and the read bandwidth that they are compared with, measured in the same run.
+"""Measurement of a GPU's kernel times, and of its read bandwidth, with which the times are compared.
 
 Times are medians over replays of CUDA graphs, with buffers that do not fit into the L2 cache.
 """
@@ -24,7 +24,7 @@ SIZES = (4, 16, 64, 256, 1024, 4096)
 
 @dataclass(frozen=True)
 class Time:
-    """Time of one call in microseconds, median and percentiles over rounds: sequences of calls timed as a whole."""
+    """Time of one call in microseconds: median and percentiles over rounds, each of several calls timed together."""
 
     us: float
     p10: float
@@ -136,8 +136,7 @@ class Ceiling:
 def measure_ceiling(seconds: float = 0.2) -> Ceiling:
     """Measure how fast this GPU can read its memory, with buffers of several sizes.
 
-    The sizes are those of :data:`SIZES` that fit into the free memory with some to spare; measuring takes `seconds` for
-    each.
+    The sizes are those of :data:`SIZES` of which 1.5 times the bytes are free; measuring takes `seconds` for each.
     """
     free = torch.cuda.mem_get_info()[0]
     points, name = [], "torch.sum"
@@ -162,8 +161,8 @@ def shown_ceiling(args: argparse.Namespace) -> Ceiling:
 def timed_cells(row: Mapping[str, Any], rate: float) -> list[float | None]:
     """Return the cells of a row that was timed; `rate` is the bandwidth of plain reads, GB/s.
 
-    They are the microseconds, half the range from p10 to p90 in percent, the bytes per second in GB/s, and what percent
-    of `rate` that is. The last two are None if the row does not say how many bytes were moved.
+    They are the microseconds, half the range from p10 to p90 in percent, the speed in GB/s, and the speed in percent of
+    `rate`. The last two are None if the row does not say how many bytes were moved.
     """
     speed = row["bytes"] / row["us"] / 1e3 if row["bytes"] else None
     share = None if speed is None else 100 * speed / rate

@@ -115,7 +115,7 @@ HEADS = ("", "kernel", "threads", "fp16, ms", "packed, ms", "ratio", "at least",
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Format a row for the columns of :data:`HEADS`; times with the arithmetic in which they are least."""
+    """Format a row for the columns of :data:`HEADS`; a time is that of the faster arithmetic, which it names."""
     return (
         row["name"],
         row["kernel"],
@@ -129,7 +129,7 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def markdown(about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as a Markdown table, with the machine and the command, and ratios below the least one in bold."""
+    """Return the machine, the command and the rows as a Markdown table, with ratios below the required one in bold."""
     lines = [HEADS, ("---", "---", *["--:"] * 5, "---"), *map(cells, rows)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return (
@@ -196,7 +196,7 @@ def ratios(
 
 
 def attention(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure decode attention of one layer, over random codes, against torch's SDPA over as many exact tokens."""
+    """Compare decode attention over a layer of random codes with torch's SDPA over the same number of exact tokens."""
     import torch
 
     from kvbench.attention.cpu import decode
@@ -241,7 +241,7 @@ def dtype_label(dtype: Any) -> str:
 
 @cache
 def models(tiny: bool) -> dict[str, Any]:
-    """Return a random model once per arithmetic, by the arithmetic's name; the caches of both are in bfloat16."""
+    """Return a random model in bfloat16 and in float32, by name of the dtype; both have caches in bfloat16."""
     import torch
     from transformers import AutoConfig
 
@@ -315,7 +315,7 @@ def decode_logits(model: Any, cache: Any, batch: int) -> Any:
 
 
 def perplexity(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure the likelihood of a window of 2,048 tokens, fed as decoding would feed it."""
+    """Time the computation of the likelihood of 2,048 tokens, with the result of decoding them one by one."""
     for name in chosen(args, "perplexity"):
         setting, built = name.rpartition(" ")[2], models(tiny=False)
         contenders = {

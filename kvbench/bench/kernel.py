@@ -1,4 +1,4 @@
-"""``python -m kvbench.bench kernel``: decode attention over packed layers, compared with torch's SDPA in one run.
+"""``python -m kvbench.bench kernel``: times of decode attention over packed layers and of torch's SDPA, in one run.
 
 The baselines are torch's SDPA over 16-bit keys and values, with every back end that supports it.
 """

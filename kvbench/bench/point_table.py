@@ -54,7 +54,7 @@ def _over_stock(row: Row, stock: Row) -> float | None:
 
 
 def _above(row: Row, stock: Row) -> float | None:
-    """Return the GiB by which the prefill's peak exceeds the weights and the buffers of the cache."""
+    """Return the GiB by which the prefill's peak memory exceeds weights and cache buffers; `stock` is not used."""
     peak, reserved = _value(row, "peak", "prefill"), _value(row, "kv_reserved", "total")
     return None if peak is None or reserved is None else (peak - row["weights"] - reserved) / 2**30
 

@@ -1,8 +1,8 @@
 """``python -m kvbench.bench tpot | prefill | memory``: points of ``dataset=efficiency`` for every setting of a command.
 
-The data set says which points there are, its presets are the commands' defaults, and the meter of its runs measures
-them. A row of the JSON file is the point's record, as a run stores it, plus the setting and whether its decode steps
-ran as CUDA graphs and were compiled. The model is loaded once; the file is rewritten after every row.
+The points are those of the data set, its presets are the commands' defaults, and a point is measured as in a run. A row
+of the JSON file is the record that a run would store for the point, plus the setting and whether decode steps ran as
+CUDA graphs and were compiled. The model is loaded once; the file is rewritten after every row.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class PointBench:
             method.detach(self.model)
 
     def _ways(self) -> Iterator[tuple[Row, Measure, Method]]:
-        """Yield, for each setting and kind of steps, the first entries of its rows, its measurement and its method."""
+        """Yield each setting with graphs or eager steps, as (first entries of its rows, measuring function, method)."""
         both = self.args.eager and self.args.graphs == "always"
         for setting, method in self.methods:
             for graphs in ["always", "never"] if both else [self.args.graphs]:
@@ -181,13 +181,13 @@ class PointBench:
                 yield start, partial(self._point, self.meter(method, graphs)), method
 
     def _grid(self, start: Row, measure: Measure) -> None:
-        """Measure the points of one setting one by one, as a result may decide which point is next (``--grow``)."""
+        """Measure the points of one setting in turn; with ``--grow``, each result decides which point is the next."""
         stored: dict[str, Row] = {}
         while sample := next((one for one in self.grid.next_samples(stored) if one.id not in stored), None):
             stored[sample.id] = self.add(start, measure, sample.work)
 
     def _point(self, meter: Meter, prompt: int, batch: int) -> Row:
-        """Measure one point of a method; return its record with the first tokens and, on request, a profile."""
+        """Measure one point of a method; return its record with the first generated tokens and, if asked, a profile."""
         figures = meter.point(prompt, batch)
         figures.pop("note", None)
         if figures["status"] != "ok":
@@ -214,7 +214,7 @@ class PointBench:
         return {"prompt": prompt, "batch": batch, "new_tokens": self.args.new_tokens, **failed}
 
     def add(self, start: Row, measure: Measure, point: Any) -> Row:
-        """Measure a point, add its row, which begins with `start`, to the file, print it as a line and return it."""
+        """Measure a point, write its row (`start`, then the record) to the file, print it as a line and return it."""
         assert isinstance(point, MeasurePoint)
         row = {**start, **self.attempt(measure, point.prompt, point.batch)}
         self.file.rows.append(row)

@@ -90,7 +90,7 @@ class Case:
     args: argparse.Namespace
 
     def kv(self, view: View, at: int) -> KVBytes:
-        """Return the bytes of one sequence's keys and values in all layers when it has `at` tokens."""
+        """Return the bytes of the part `view` of one sequence's keys and values in all layers, after `at` tokens."""
         return sequence_bytes(self.shape, self.method, at, prompt=self.context, view=view)
 
     @property
@@ -123,11 +123,14 @@ class Case:
         )
 
     def parts(self) -> dict[str, Any]:
-        """Return the options that split the prefill, as keyword arguments of ``roofline.predict``."""
+        """Return the options that split the prefill into chunks, as keyword arguments of ``roofline.predict``."""
         return {key: getattr(self.args, key) for key in ("prefill_chunk", "prefill_rows", "mlp_chunk")}
 
     def row(self, model: str, label: str, fp16_s: float | None) -> PredictedRow:
-        """Predict times and memory of this case as a row of the table; `fp16_s`: fp16's TPOT, None for its own row."""
+        """Predict times and memory of this case as a row of the table.
+
+        `fp16_s` is the TPOT of fp16, for the speedup over it; None if this case is fp16 itself.
+        """
         args, shape = self.args, self.shape
         group = args.weight_group if args.weight_bits < 16 else None
         weights = shape.weight_bytes(args.weight_bits, group, args.head_bits)
@@ -176,7 +179,7 @@ class Case:
 
 
 def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
-    """Return the size in bytes of the weights that drafting uses, and of those among them that are 4-bit copies.
+    """Return the bytes of all weights that drafting reads, and the bytes of the 4-bit copies among them.
 
     Drafting uses the target's own weights, except where 4-bit copies of them are made, which take additional memory.
 
@@ -286,7 +289,7 @@ def sequence_bytes(shape: Shape | CacheShape, method: Method, tokens: int, **mor
 
 
 def flat_numbers(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the numbers of a configuration on one level; those of its text model take precedence."""
+    """Return a configuration in which the entries of ``text_config``, if it has one, replace those at the top level."""
     text = numbers.get("text_config")
     return {**numbers, **text} if isinstance(text, Mapping) else numbers
 

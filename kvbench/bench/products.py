@@ -50,7 +50,7 @@ def add_products_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Way:
-    """An implementation with the matrices to multiply by.
+    """An implementation of a matrix product, and the matrices by which it multiplies.
 
     Args:
         call: function of an input ``[rows, columns]`` and one of `matrices`.
@@ -82,7 +82,7 @@ def ways_of_16_bits(weights: list[Tensor], compiled: bool = False) -> Iterator[W
 
 
 def ways_of_4_bits(weights: list[int4.Int4Weight]) -> Iterator[Way]:
-    """Yield the implementations for 4-bit weights; torch's has the same weights, rounded to its own bf16 zeros."""
+    """Yield the implementations for 4-bit weights; torch's has the same weights in its form (:func:`torch_weight`)."""
     yield Way("kvbench", 4, kernel_product, weights, weights[0].nbytes, OURS)
     group = weights[0].group
     packed = [torch_weight(weight) for weight in weights]

@@ -335,7 +335,7 @@ def packing_cells(row: Row, rate: float) -> list[object]:
 
 
 def flush_rows(args: argparse.Namespace, formats: tuple[str, ...], dtype: torch.dtype) -> Iterator[Row]:
-    """Time each flush of the first model in each format at each length, and yield a row for each."""
+    """Time each flush (:func:`timed_flushes`) of the first model, for every format and length, and yield its row."""
     model = args.models[0]
     for format in formats:
         for name, side, count in timed_flushes(format):

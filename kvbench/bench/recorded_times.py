@@ -1,9 +1,9 @@
-"""Commands over recorded points: ``python -m kvbench.bench latency | goodput``, and ``--processes`` of others.
+"""Commands that read recorded points, ``python -m kvbench.bench latency | goodput``, and the option ``--processes``.
 
-``--processes K`` of ``tpot``, ``prefill`` and ``memory`` measures the same points in several new processes, one after
-the other, each in a random order of its own: a block of a randomised complete block design. ``latency`` folds the
-files of such processes: medians, spread, and the time as a line over length. ``goodput`` reads files of ``memory`` or
-``tpot`` with several batch sizes, and simulates requests over their times: requests per second within stated limits.
+``tpot``, ``prefill`` and ``memory`` with ``--processes K`` measure the same points in K new processes, one after the
+other, each in a random order of its own: a block of a randomised complete block design. ``latency`` combines the files
+of such processes: medians, spread, and a straight line of time over length. ``goodput`` takes step times from files of
+``memory`` or ``tpot`` with several batch sizes, and simulates how many requests per second stay within given limits.
 
 Importing this module does not import torch.
 """
@@ -38,7 +38,7 @@ def _add_files(parser: argparse.ArgumentParser, about: str) -> None:
 
 
 def measure_in_processes(args: argparse.Namespace) -> int:
-    """Measure in several processes, one after another, and fold their files into one; return the exit status.
+    """Measure in several processes, one after another, and combine their files; return the exit status.
 
     Option ``--processes`` gives their number. If a process fails, the others are not run, and the status is that of the
     failed one, or 1 if a signal ended it.
@@ -67,12 +67,12 @@ def add_latency_options(parser: argparse.ArgumentParser) -> None:
 
 
 def fold_latency(args: argparse.Namespace) -> int:
-    """Fold the files of several processes; arguments and result as for :func:`fold_files`."""
+    """Run ``latency``: combine the files of several processes as :func:`fold_files` does; return the exit status, 0."""
     return fold_files(args.files, json_file(args, "latency"), " ".join(args.argv))
 
 
 def fold_files(files: Sequence[Path], out: Path, command: str) -> int:
-    """Fold the files of several processes, write the result, print its tables and return the exit status, 0.
+    """Combine the files of several processes, write the result, print its tables and return the exit status, 0.
 
     `files` are those of ``kvbench.bench tpot``, one for each process; `command` is the command line to record.
 
@@ -109,14 +109,14 @@ LATENCY_NOTE = (
 
 
 def latency_tables(result: Row) -> str:
-    """Return the tables of folded points and of the lines fitted to them as text."""
+    """Return two tables as text: the combined points (:func:`fold_files`), and the lines fitted to them."""
     points = [folded_point_cells(point) for point in result["points"]]
     fits = [fitted_line_cells(row) for row in result["fits"]]
     return "\n".join([render_table(POINTS, points, 3), *([render_table(FITS, fits, 2)] if fits else []), LATENCY_NOTE])
 
 
 def folded_point_cells(point: Row) -> list[Any]:
-    """Return the cells of a folded point."""
+    """Return the table cells of a point that several processes measured."""
     start = [point["setting"], short_count(point["prompt"]), point["batch"]]
     if point["status"] != "ok":
         return [*start, "oom", *[None] * (len(POINTS) - 4)]
@@ -181,8 +181,8 @@ def simulate_goodput(args: argparse.Namespace) -> int:
 def recorded_servers(content: Mapping[str, Any]) -> Iterator[tuple[str, int, Server]]:
     """Yield setting, prompt length and recorded times for each setting and prompt length of a ``bench memory`` file.
 
-    The prefill time of a request is that of the smallest batch divided by its size. As many requests run at a time as
-    the largest batch that fitted.
+    A request's prefill takes the TTFT of the smallest recorded batch divided by the size of that batch. At most as many
+    requests as the largest recorded batch run at a time.
 
     Raises:
         ValueError: a time is not a number above 0, or a batch size was measured twice, such as with captured and with

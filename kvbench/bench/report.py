@@ -30,8 +30,8 @@ PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "cuda-b
 class Recording:
     """The JSON file of a command that measures: what was measured, the machine, and the rows so far.
 
-    The file is named by ``--out`` and ``--name``; without the latter it is `name`. `about` has further entries;
-    more may be added to :attr:`about` until the end.
+    ``--out`` and ``--name`` give its path; `name` is the default of ``--name``. `about` has further entries of the
+    file; callers may add more to :attr:`about` until the last :meth:`write`.
 
     Raises:
         ConfigError: the folder cannot be written to.
@@ -48,7 +48,7 @@ class Recording:
         write_json(self.path, {**self.about, "rows": self.rows})
 
     def say(self, cells: Iterable[Any]) -> None:
-        """Print a line of progress: the cells of a row's table that have a value."""
+        """Print a row's table cells, without those that are None, as a line of progress."""
         shown = (f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells if cell is not None)
         print("  ".join(shown), flush=True)
 
@@ -60,8 +60,8 @@ class Recording:
 def json_file(args: argparse.Namespace, name: str) -> Path:
     """Return the path of a command's JSON file.
 
-    ``--out`` is the file itself if it ends in .json. Otherwise it is a folder (None: that of the device) for a file
-    called ``--name``, by default `name`.
+    ``--out`` is the file itself if it ends in .json. Otherwise the file is ``--name`` (default `name`) in the folder
+    ``--out`` (default :func:`result_folder`).
     """
     if args.out is not None and args.out.suffix == ".json":
         return Path(args.out)

@@ -1,4 +1,4 @@
-"""Measured cases: shapes of models, formats of layers, and the bytes that a step must read. Needs no device."""
+"""Cases to measure: shapes of models, formats of layers, and the bytes that a step must read. Needs no device."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Layer:
 def affine_tier(bits: int, key: int, value: int | None, share: float = 1.0) -> Tier:
     """Return a run of tokens (tier) whose keys are quantized per channel and whose values are quantized per token.
 
-    There are `key` tokens in a group of keys, and `value` channels in a group of values; None: the whole head.
+    A group of keys has `key` tokens, and a group of values has `value` channels (None: all channels of a head).
     """
     return Tier(Format("affine", bits, "channel", key), Format("affine", bits, "token", value or 0), share)
 

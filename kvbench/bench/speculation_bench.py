@@ -1,9 +1,9 @@
-"""``python -m kvbench.bench speculation``: speed-up of QuantSpec's rounds over captured steps of the model itself.
+"""``python -m kvbench.bench speculation``: speed-up of QuantSpec over plain decode steps, both as CUDA graphs.
 
-Weights, keys and values are random, so that drafts are accepted by chance with a given probability: times are real, the
-text is meaningless. Each case is a setting at one point (model, batch, context). The rounds of every gamma are timed by
-their parts at one acceptance; the grid of all acceptances follows from these times, and the best gamma is measured
-again over whole blocks of tokens.
+Weights, keys and values are random, and a draft is accepted with a given probability, so the times are real but the
+text is meaningless. A case is one setting at one point (model, batch, context). For each gamma, the parts of a round
+(drafts, verification, rest) are timed at one acceptance. The time per token at any other acceptance is computed from
+these. The fastest gamma is then measured again, over several blocks of ``--tokens`` tokens.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LONGEST = max(AUTO) + 1
 
 
 class SpeculationPoint(NamedTuple):
-    """The point at which speculation is measured; `context`: tokens in each sequence's cache at the beginning."""
+    """A point at which speculation is measured; `context`: tokens in each sequence's cache at the beginning."""
 
     model: str
     batch: int
@@ -147,7 +147,7 @@ class SpeculationBench:
         self.say(f"{name} loaded")
 
     def attempt(self, row: Row, method: Method, point: SpeculationPoint) -> None:
-        """Measure one case into `row`; a failure is recorded, and the memory released."""
+        """Measure one case and store its figures in `row`, or the error if it fails; then release the memory."""
         try:
             for _ in self.plain(row, method, point) if row["case"] == "plain" else self.rounds(row, method, point):
                 self.file.write()
@@ -161,7 +161,7 @@ class SpeculationBench:
             self.file.write()
 
     def plain(self, row: Row, method: Method, point: SpeculationPoint) -> Iterator[None]:
-        """Measure plain decoding: blocks of captured steps; yield when figures have been added to `row`."""
+        """Measure plain decoding in blocks of captured steps, add the figures to `row`, and then yield once."""
         steps = self.args.blocks * self.args.tokens + arithmetic.SKIPPED
         cache = self.filled(method, point, steps)
         done = continued(
@@ -184,7 +184,10 @@ class SpeculationBench:
         yield
 
     def rounds(self, row: Row, method: Any, point: SpeculationPoint) -> Iterator[None]:
-        """Measure a block per gamma, and blocks at the best gamma of each acceptance; yield as :meth:`plain` does."""
+        """Measure speculative decoding; yield whenever figures have been added to `row`.
+
+        One block of tokens is decoded with each gamma, then several with the best gamma of each acceptance.
+        """
         args, main = self.args, row["case"] == "quantspec"
         gammas = args.gammas if main else args.side_gammas
         method = replace(method, gamma="auto", forced_acceptance=args.at)
@@ -233,7 +236,7 @@ class SpeculationBench:
                 yield
 
     def filled(self, method: Method, point: SpeculationPoint, room: int) -> Any:
-        """Return a cache with random keys and values and room for more tokens; memory peaks count from here on."""
+        """Return a cache with random keys and values and room for `room` more tokens; reset the peak of memory."""
         prepare_draft(self.loaded.model, method.speculation)
         cache = method.new_cache(self.loaded.model, None, max_length=point.context + room)
         with torch.inference_mode():
@@ -243,7 +246,7 @@ class SpeculationBench:
         return cache
 
     def engine(self, method: Any, cache: Any, point: SpeculationPoint) -> Any:
-        """Return the engine of the rounds: captured passes on a GPU, None (eager passes) on a CPU."""
+        """Return the engine that runs the passes of rounds as CUDA graphs; None on a CPU, where passes are eager."""
         if self.device.type != "cuda":
             return None
         with torch.inference_mode():
@@ -285,11 +288,14 @@ class SpeculationBench:
         )
 
     def tokens(self, blocks: int) -> int:
-        """Return how many tokens to decode to time `blocks` blocks; it allows for longer blocks and untimed rounds."""
+        """Return how many tokens to decode to time `blocks` blocks.
+
+        This is more than they have: a block ends with a whole round, and some rounds are not timed.
+        """
         return blocks * (self.args.tokens + LONGEST) + (arithmetic.SKIPPED + 2) * LONGEST
 
     def sampling(self, point: SpeculationPoint) -> Sampling:
-        """Return greedy sampling with a seed for each row, by which drafts are accepted."""
+        """Return greedy sampling with a seed for each row, from which drafts are accepted at random."""
         return Sampling(seed=[self.args.seed + row for row in range(point.batch)])
 
     def token(self, point: SpeculationPoint) -> torch.Tensor:

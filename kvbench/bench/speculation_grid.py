@@ -1,4 +1,4 @@
-"""Figures of ``bench speculation``: medians of rounds, times between measured gammas, the grid of speeds, tables.
+"""Figures of ``bench speculation``: medians of rounds, interpolation between gammas, expected times, and tables.
 
 A round with g drafts takes ``g * draft + verify(g) + sampling(g)``, and each token adds its share of the flushes. It
 yields ``(1 - a^(g+1)) / (1 - a)`` tokens on average if every draft is accepted with probability a.
@@ -27,12 +27,12 @@ Row = Mapping[str, Any]
 
 
 def full_rounds(rounds: Iterable[Round], gamma: int) -> list[Round]:
-    """Return the rounds in which every row could accept all drafts, without the first :data:`SKIPPED`."""
+    """Return the rounds in which every row was allowed to accept `gamma` drafts, but not the first :data:`SKIPPED`."""
     return [turn for turn in rounds if all(limit == gamma for limit in turn.drafted)][SKIPPED:]
 
 
 def block_times(rounds: Sequence[Round], tokens: int) -> list[float]:
-    """Return the milliseconds per token and row of consecutive blocks of at least `tokens` tokens per row.
+    """Divide rounds into blocks of at least `tokens` tokens per row; return the milliseconds per token of each block.
 
     An unfinished block at the end is left out.
     """
@@ -75,7 +75,7 @@ def round_parts(rounds: Sequence[Round], gamma: int) -> Figures:
 
 
 def time_at(scan: Sequence[Row], gamma: int, name: str) -> float:
-    """Return a time at `gamma`: measured, interpolated, or that of the nearest measured gamma.
+    """Return the time of the part `name` of a round at `gamma`: measured, interpolated, or that of the nearest gamma.
 
     `scan` has the figures of each measured gamma (:func:`round_parts`), in ascending order.
     """
@@ -91,7 +91,7 @@ def time_at(scan: Sequence[Row], gamma: int, name: str) -> float:
 
 
 def flush_ms_per_token(scan: Sequence[Row]) -> float:
-    """Return the milliseconds of flushes per token, over the rounds of all gammas: it does not depend on gamma."""
+    """Return the milliseconds of flushes per token, which do not depend on gamma, averaged over all tokens."""
     tokens = [entry.get("rounds", 1) * entry.get("tokens", 1.0) for entry in scan]
     return float(sum(entry["flush_ms"] * n for entry, n in zip(scan, tokens, strict=True)) / sum(tokens))
 

@@ -66,7 +66,7 @@ class Bill:
 
     @property
     def ratio(self) -> float:
-        """Compression ratio: bytes of a cache in the model's own dtype divided by used bytes; NaN if it is empty."""
+        """Compression ratio: bytes of a cache in the model's own dtype divided by used bytes; NaN if none are used."""
         return self.fp16_equivalent * self.width / 2 / self.used.total if self.used.total else float("nan")
 
     def add(self, draft: Bill) -> None:

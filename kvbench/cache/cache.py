@@ -81,17 +81,17 @@ class KVCache(Cache):
 
     @property
     def state_layers(self) -> list[StateLayer]:
-        """The layers that keep a state of fixed size (linear attention, Mamba, convolution); may keep keys too."""
+        """The layers that keep a state of fixed size (linear attention, Mamba, convolution); some also keep keys."""
         return [layer for layer in self.layers if isinstance(layer, StateLayer)]
 
     @property
     def one_by_one(self) -> bool:
-        """True if more tokens must go through the model one by one, because its states start anew in longer passes."""
+        """True if the model must read further tokens one by one, as passes over several would reset its states."""
         return any(layer.one_by_one and any(layer.has_previous_state.values()) for layer in self.state_layers)
 
     @property
     def options(self) -> Options:
-        """Kernels and back ends that serve this cache and, if a draft has a cache of its own, that cache."""
+        """The choice of kernels and back ends for this cache and for a draft's own cache, if there is one."""
         return self.progress.options
 
     @options.setter
@@ -102,10 +102,10 @@ class KVCache(Cache):
 
     @property
     def storage(self) -> torch.dtype | None:
-        """Dtype of what the cache holds in full precision; None: that of the keys that the model computes.
+        """Dtype in which the cache stores exact tokens; None: that of the keys that the model computes.
 
-        Keys and values are rounded to it once, so a model may compute in float32 over a cache in bfloat16. It can be
-        set while the cache is empty; CacheError if it is not.
+        Keys and values are rounded to it once, so a model may compute in float32 over a cache in bfloat16. Setting it
+        raises CacheError unless the cache is empty.
         """
         return self.progress.storage
 
@@ -211,7 +211,7 @@ class KVCache(Cache):
         return False
 
     def crop(self, max_length: int) -> None:
-        """Remove the newest tokens; the argument has the meaning that it has in transformers 5.17.
+        """Remove the newest tokens; `max_length` has the same meaning as in transformers 5.17.
 
         Args:
             max_length: a negative number ``-k`` removes the newest k tokens; a positive number ``n`` keeps only the

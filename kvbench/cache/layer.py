@@ -293,7 +293,7 @@ class KVLayer(CacheLayerMixin):
         self.sealed = self.keys_store is not None
 
     def handed_on(self, rows: slice, keys: Tensor, first: int) -> Tensor:
-        """Convert keys for the :attr:`follower`: apply or undo RoPE if only one of the two stores keys before it.
+        """Convert keys for the :attr:`follower`: apply or undo RoPE if only one of both layers stores pre-RoPE keys.
 
         The keys, ``[rows, H, n, D]``, are those of consecutive columns from `first` on.
         """
@@ -337,7 +337,7 @@ class KVLayer(CacheLayerMixin):
         return list(zip(*places, strict=True))
 
     def packed_at_once(self) -> PackedAtOnce | None:
-        """Return the segments of keys and of values to which a captured step's kernel quantizes its new tokens.
+        """Return the segments of keys and of values into which a captured step's kernel packs its new tokens.
 
         None if the method does not pack tokens before they attend, or if no such kernel writes its segments
         (:mod:`kvbench.cache.kernels.at_once`).
@@ -473,7 +473,7 @@ class KVLayer(CacheLayerMixin):
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of keys for which transformers should build a mask, and the offset of the first, always 0.
+        """Return the number of keys for which transformers should build a mask, and the offset of the first key, 0.
 
         The keys are those of all tokens seen and of `query_length` new ones.
         """
@@ -591,9 +591,9 @@ class KVLayer(CacheLayerMixin):
         return order
 
     def positions(self, row: int) -> Tensor:
-        """Return the column at which attention sees the token in each slot of a row, even if the slots are in order.
+        """Return the column at which attention sees the token in each slot of a row.
 
-        ``Method.positions`` returns the same, but may return None.
+        Unlike ``Method.positions``, it never returns None.
 
         Returns:
             ``[n]``, or ``[H, n]`` if heads keep different tokens, on the CPU.
@@ -640,7 +640,7 @@ class KVLayer(CacheLayerMixin):
         return 0 if self.window is None else max(self.real_tokens(row) - (self.window - 1), 0)
 
     def visible_tokens(self, row: int) -> int:
-        """Return how many tokens of a row the next one will see, as many as transformers' cache would keep."""
+        """Return how many tokens of a row the next token will see besides itself; transformers would keep as many."""
         return self.real_tokens(row) - self.hidden(row)
 
     def expected_length(self) -> int:

@@ -73,10 +73,10 @@ def nonfinite_message(owner: weakref.ref[_Holder], index: int, side: str, number
 
 
 def located_in_tails(layer: _Holder, error: NonFiniteError, rows: slice) -> NonFiniteError:
-    """Return a replacement for an error about NaN or Inf in tokens to pack, which names the layer and the position.
+    """Return an error that names the layer and the position of a NaN or Inf, in place of `error`, which packing raised.
 
-    As packing failed, the tokens are still among the layer's full-precision tokens, and the NaN or Inf is found there.
-    If all of these are finite, `error` itself is returned.
+    As packing failed, the tokens are still in the full-precision tails, where the NaN or Inf is looked for. If all of
+    them are finite, `error` itself is returned.
     """
     stores, first = layer.stores(), rows.indices(layer.batch)[0]
     try:

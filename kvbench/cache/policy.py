@@ -36,7 +36,7 @@ class CacheState:
     """
 
     def select(self, order: Sequence[int]) -> None:
-        """Follow a change of the batch (beam search, for example): new row i was row ``order[i]``.
+        """Update the data after the rows of the batch were reordered (beam search): new row i was row ``order[i]``.
 
         Rows may be dropped or repeated.
         """
@@ -185,14 +185,14 @@ class Policy(Generic[L]):
         )
 
     def settle(self, layer: L, rows: slice) -> None:
-        """Pack or drop the tokens for which this has become due since the last call.
+        """Pack or drop the tokens that have become due for it since the last call.
 
         The cache calls this again and again while decoding. A second call without new tokens must change nothing. All
         of `rows` have the same number of tokens in each segment.
         """
 
     def settle_each(self, layer: L) -> bool:
-        """Do what :meth:`settle` does for all rows in one call, although they hold different numbers of tokens.
+        """Settle all rows in one call, even if they hold different numbers of tokens (see :meth:`settle`).
 
         Returns:
             False if nothing was done, so that :meth:`settle` must be called for the rows of each length.
@@ -218,7 +218,7 @@ class Policy(Generic[L]):
         return never, never
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Forget an inherited :meth:`demotions` in a class with a :meth:`settle` of its own."""
+        """Reset :meth:`demotions` to that of Policy in a class that overrides :meth:`settle` alone."""
         super().__init_subclass__(**options)
         if "settle" in vars(cls) and "demotions" not in vars(cls):
             cls.demotions = Policy.demotions  # type: ignore[method-assign]
@@ -226,8 +226,8 @@ class Policy(Generic[L]):
     def idle(self, layer: L, row: int) -> int:
         """Return how many more tokens a row may get before :meth:`settle` or :meth:`forget` changes the layer.
 
-        Both have just been called. Speculative decoding runs that many tokens ahead of the bookkeeping on the host. The
-        result may be too small; 0 is always correct.
+        The cache calls this just after both. Speculative decoding runs that many tokens ahead of the bookkeeping on the
+        host. The result may be too small; 0 is always correct.
         """
         return 0 if self.settles or layer.window else ALWAYS
 

@@ -1,7 +1,7 @@
-"""RoPE for keys that are stored before it and rotated when attention reads them.
+"""RoPE for layers that store keys before RoPE, applied when attention reads the keys.
 
-All functions take keys as the layer stores them. If it stores them after RoPE, :func:`rotated_prompt` and
-:func:`rotated_slots` return them unchanged.
+All functions take keys as the layer stores them. :func:`rotated_prompt` and :func:`rotated_slots` return them unchanged
+if the layer stores keys after RoPE.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rotated_slots(layer: KVLayer, rows: slice, start: int, stop: int, keys: Tens
 
 
 def rotated_columns(layer: KVLayer, first: int, keys: Tensor) -> Tensor:
-    """Return the keys ``[B, H, n, D]`` of the columns from `first` on after RoPE; the layer stores them before it."""
+    """Return pre-RoPE keys ``[B, H, n, D]`` of consecutive columns from `first` on, rotated to their positions."""
     assert layer.rope is not None
     columns = torch.arange(first, first + keys.shape[2])
     return layer.rope(keys, _stacked(layer, range(layer.batch), [columns] * layer.batch))

@@ -1,4 +1,4 @@
-"""Layers with a state of fixed size (linear attention, Mamba and convolutions), and all layers of hybrid models.
+"""Layers with a state of fixed size (linear attention, Mamba, convolution), and creation of a cache's layers.
 
 The state is transformers' own: kvbench counts its bytes and copies it, and changes nothing about it. It cannot go back
 to an earlier token, so a cache with such layers refuses to remove tokens.
@@ -47,7 +47,7 @@ class StateLayer(LinearAttentionLayer):
         return sum(x.untyped_storage().nbytes() for x in self.states())
 
     def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        """Take the convolution's new inputs, ``[B, C, q]``, as transformers' layer does.
+        """Update the state with the convolution's new inputs, ``[B, C, q]``, as transformers' layer does.
 
         Raises:
             CacheError: the model cannot continue its state with several tokens at once.
@@ -62,11 +62,11 @@ class StateLayer(LinearAttentionLayer):
         return result
 
     def activate_past_recording(self) -> None:
-        """Raise CacheError: transformers asks for this before it removes tokens again (assisted generation)."""
+        """Raise CacheError: transformers calls this in assisted generation, so that it can remove tokens later."""
         raise CacheError(no_rollback())
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raise CacheError if tokens are to be removed; -0 and 0 remove none."""
+        """Raise CacheError if `tokens_to_remove` is not 0."""
         if int(tokens_to_remove):
             raise CacheError(no_rollback())
 
@@ -130,7 +130,7 @@ class KVStateLayer(StateLayer, KVLayer):
         KVLayer.__init__(self, method, index, progress, window)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Initialize the keys and values (two positional arguments), or the state (keyword arguments)."""
+        """Initialize the layer for keys and values (two positional arguments), or its state (keyword arguments)."""
         if args:
             KVLayer.lazy_initialization(self, *args)
         else:
@@ -167,7 +167,7 @@ class KVStateLayer(StateLayer, KVLayer):
 
 
 def layers_of(method: Policy[KVLayer], kinds: Sequence[LayerKind], progress: Progress) -> Iterator[Any]:
-    """Yield the layers of an empty cache; the numbers of layers with keys and values do not count other layers."""
+    """Yield the layers of an empty cache; ``KVLayer.index`` numbers only the layers with keys and values."""
     index = 0
     for place, kind in enumerate(kinds):
         if not kind.attends:

@@ -20,7 +20,7 @@ from kvbench.cache.segments.packed import PackedSegment
 
 
 def extended(positions: Tensor, new: Tensor) -> Tensor:
-    """Return positions ``[..., n]`` with new ones ``[..., q]`` behind them, in amortised O(q) like ``list.extend``.
+    """Return positions ``[..., n]`` followed by new ones ``[..., q]``, in amortised O(q) like ``list.extend``.
 
     The result usually shares memory with `positions`: the new positions are written into spare room behind it. Shorter
     tensors in the same memory, such as those of a cloned cache, stay valid, because nothing before their end changes.

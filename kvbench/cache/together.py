@@ -1,4 +1,4 @@
-"""Dropping of due tokens in all layers of a cache at once, and copying of new tokens to a draft's cache."""
+"""Settling all layers of a cache with shared kernel launches, and copying of new tokens to a draft's cache."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvbench.cache.segments.rolling import RollingSegment
 def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
     """Settle all layers of a cache; those that drop the same tokens share a kernel launch.
 
-    To settle is to drop the tokens that are due by the method's rule. Nearly always all layers are in the same state.
-    Then the method, which must set ``packs_together``, decides for the first layer only, and the others copy its
-    result. `rolls` is the cache's queue of deferred moves of rolling windows (``Progress.rolls``).
+    To settle is to pack and drop the tokens that are due by the method's rule. The method must set ``packs_together``.
+    If all segments of several layers are rolling windows in the same state, it decides for the first of these layers
+    only, and the others copy its result. `rolls` is the cache's queue of deferred moves (``Progress.rolls``).
     """
     with rolling_together(rolls) as deferred:
         # of the first layer whose segments all roll: its state before, the layer, its segments, and the moves of each

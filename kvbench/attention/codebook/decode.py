@@ -1,8 +1,8 @@
 """Decode attention over a codebook's codes (KVQuant) by the CUDA kernel: the code that runs on the host.
 
-The configuration says what the kernel is compiled for, and how many warps a CTA has. The kernel is compiled at first
-use for the format of a layer, and one launch computes a step: codes are looked up in registers, keys rotated on the
-way, outliers added, and tokens in full precision before and after the packed ones included.
+The kernel is compiled at first use, for the format of a layer and a number of warps per CTA. One launch computes a
+step: it looks codes up in registers, rotates keys that are stored before RoPE, adds outliers, and includes the tokens
+in full precision before and after the packed ones.
 
 Source: Hooper et al., "KVQuant" (NeurIPS 2024), sec. 3.7 and appendix: codes looked up in registers or shared memory,
 keys rotated in the kernel, sparse outliers apart. The look-up by byte permutations, the rotation that is folded into
@@ -103,13 +103,13 @@ class CodebookBuild:
         return max(common + self.warps * (tile + own), self.warps * max(merged, 512))
 
     def fits(self, shared: int) -> bool:
-        """Return True if a multiprocessor has room for as many CTAs as it must run at once."""
+        """Return True if :attr:`resident` CTAs fit into a multiprocessor that allows one CTA `shared` bytes."""
         static = -(-(self.warps * self.rows * 8 + 4) // 128) * 128
         return (self.shared + static + RESERVED) * self.resident <= shared + RESERVED
 
 
 def choose_warps(build: CodebookBuild, shared: int) -> CodebookBuild:
-    """Return a configuration with the fastest number of warps that fits into shared memory; if none fits, the last."""
+    """Return `build` with the fastest number of warps that fits into shared memory; if none fits, the fewest."""
     options = [replace(build, warps=warps, resident=resident) for warps, resident in CHOICES]
     return next((option for option in options if option.fits(shared)), options[-1])
 
@@ -198,7 +198,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
 
 
 def unlike(query: Tensor, work: Work) -> str | None:
-    """Return which shape or format of a step the kernel cannot read, or None if it can read all."""
+    """Return which shape or format of a step the kernel cannot read; None if it can read all of them."""
     reason = misfit(query, work, HEAD_DIMS, LOOKED_UP_KEYS, LOOKED_UP_VALUES)
     if reason:
         return reason

@@ -92,7 +92,7 @@ def missing() -> str | None:
 
 
 def kernel_library(chosen: str | None = None) -> Library | str:
-    """Return the kernel for an instruction set (None: :func:`instructions`), compiled if need be, or why there is none.
+    """Load the kernel for an instruction set (None: :func:`instructions`), compiling it if needed; or return why not.
 
     Other processes that need the same library wait for the one that compiles it.
     """
@@ -114,10 +114,10 @@ def _library(chosen: str) -> Library | str:
 
 
 def _compiler() -> list[str]:
-    """Return the command that compiles C++: ``CXX``, which may have several words (``ccache g++``), or what is found.
+    """Return the words of the command that compiles C++: of ``CXX`` (such as ``ccache g++``), else g++ or clang++.
 
     Raises:
-        RuntimeError: there is none, or ``CXX`` names none.
+        RuntimeError: there is no compiler, or ``CXX`` names no program.
     """
     words = shlex.split(os.environ.get("CXX", ""))
     if not words:
@@ -131,14 +131,14 @@ def _compiler() -> list[str]:
 
 
 def _compiler_stamp(words: list[str]) -> str:
-    """Return what changes when one of the programs of a command does: their paths, sizes and times."""
+    """Return the paths, sizes and modification times of the programs in a command, which change with their versions."""
     programs = [Path(program).resolve() for program in map(shutil.which, words) if program]
     stats = [(program, program.stat()) for program in programs]
     return " ".join(f"{program} {stat.st_size} {stat.st_mtime_ns}" for program, stat in stats)
 
 
 def _built(compiler: list[str], chosen: str) -> Path:
-    """Return the path of the library, compiled or found in the cache.
+    """Return the path of the library in the cache folder, after compiling it if it is not there.
 
     Args:
         compiler: the command, without flags.
@@ -175,7 +175,7 @@ def _built(compiler: list[str], chosen: str) -> Path:
 
 
 def _compile(command: list[str], path: Path) -> None:
-    """Compile to `path`, which appears when the library is complete; raise RuntimeError if the compiler fails."""
+    """Compile a library to `path` atomically; raise RuntimeError if the compiler fails or takes too long."""
     with atomic.replacing(path) as partial:
         quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         with subprocess.Popen([*command, "-o", str(partial)], **quiet, start_new_session=True) as process:
@@ -209,7 +209,7 @@ def _loaded(path: Path) -> Library:
 def _parallel() -> int | None:
     """Return the address of ``GOMP_parallel`` in the OpenMP library that torch has loaded, or None.
 
-    It is looked for in torch's own folder, among what torch shares with all libraries, and in what Linux has mapped.
+    It is looked for in torch's own folder, among the symbols of the process, and in all libraries that are mapped.
     """
     found: list[str | None] = [*map(str, sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*"))), None]
     with suppress(OSError):

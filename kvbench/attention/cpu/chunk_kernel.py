@@ -1,8 +1,8 @@
 """Attention of many queries by the CPU kernel that unpacks a tile of tokens at a time: what runs on the host.
 
-The kernel (`tiles.cpp`) reads runs of tokens. With each token go the first query that sees it and the first that no
-longer does, so one call serves causal attention, sliding windows, and passes in which tokens are packed in between
-(:mod:`kvbench.attention.foreseen`). It also reads KVQuant's codes and keys before RoPE, which `decode.cpp` does not.
+The kernel (`tiles.cpp`) reads runs of tokens. For each token, it is given the first query that sees it and the first
+that no longer does. So one call serves causal attention, sliding windows, and passes that pack tokens between two
+queries (:mod:`kvbench.attention.foreseen`). It also reads KVQuant's codes and keys before RoPE, unlike `decode.cpp`.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Runs:
     Args:
         runs: for each run the number of its segment of keys, that of its segment of values, the index of its first
             token in either, the number of tokens, and the slot of the first one; int32 ``[runs, 6]``.
-        begins: for each token of the runs, one after the other, the first query that sees it; int32 ``[n]``.
-        ends: the first query that no longer sees it, likewise; a token that no query sees any more ends at 0.
+        begins: for each token, in the order of the runs, the first query that sees it; int32 ``[n]``.
+        ends: for each token, the first query that no longer sees it, int32 ``[n]``; 0 if no query sees it.
     """
 
     runs: Tensor
@@ -112,7 +112,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Source:
-    """A segment of keys or of values, and its row that is the first row of a call."""
+    """A segment of keys or of values; row `first_row` of its buffers is row 0 of the call's queries."""
 
     part: Part
     first_row: int = 0
@@ -182,13 +182,12 @@ def run_chunk(
     Args:
         query: queries of these rows, ``[rows, Hq, q, D]``.
         sizes: number of KV heads, channels of a key, channels of a value.
-        state: fp32 ``[rows, Hq, q, Dv + 2]``, where a call that does not finish leaves its sums; None if one call does
-            it all.
+        state: fp32 ``[rows, Hq, q, Dv + 2]``, where calls other than the last store their sums; None for a single call.
         later: True if `state` has the sums of an earlier call.
         finish: True to return the output, ``[rows, q, Hq, Dv]``; False if another call follows.
 
     Raises:
-        RuntimeError: there is no library; the message is the reason.
+        RuntimeError: the kernel could not be compiled or loaded; the message is the reason.
     """
     library = build.kernel_library(instructions)
     if isinstance(library, str):

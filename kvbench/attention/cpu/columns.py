@@ -1,7 +1,7 @@
 """The attention that a prompt's tokens receive from all its queries, by the CPU kernel: the code that runs on the host.
 
-The kernel (`columns.cpp`) computes the probabilities a second time, from the log-sum-exp that torch's own attention has
-left for each query, and stores none of them.
+The kernel (`columns.cpp`) computes the probabilities a second time, from the log-sum-exp of each query that torch's own
+attention returned, and adds them up without storing them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def add_received(
         instructions: a set of :data:`kvbench.attention.cpu.build.SETS` that the machine has; None for the best.
 
     Raises:
-        RuntimeError: there is no library; the message is the reason.
+        RuntimeError: the kernel could not be compiled or loaded; the message is the reason.
     """
     library = build.kernel_library(instructions)
     if isinstance(library, str):

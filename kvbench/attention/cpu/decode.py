@@ -114,7 +114,7 @@ def attend(query: Tensor, work: Work, scaling: float, instructions: str | None =
         instructions: a set of :data:`kvbench.attention.cpu.build.SETS` that the machine has; None for the best.
 
     Raises:
-        RuntimeError: there is no library; the message is the reason.
+        RuntimeError: the kernel could not be compiled or loaded; the message is the reason.
     """
     batch, heads_q, count, _ = query.shape
     if query.stride(-1) != 1:
@@ -159,7 +159,7 @@ def attend(query: Tensor, work: Work, scaling: float, instructions: str | None =
 
 @cache
 def number_table(kind: str, bits: int, channels: int) -> Tensor:
-    """Return the number for which each code stands before its factors, fp32 ``[2**bits]``.
+    """Return the number for which each code stands, before multiplication by factors, fp32 ``[2**bits]``.
 
     Args:
         kind: ``float``, ``levels`` or ``levels_read`` (:class:`kvbench.attention.work.Format`).

@@ -24,10 +24,11 @@ from kvbench.attention.work import FACTORED, Format
 
 
 def build_options(columns: int, wide: bool, fine: bool, dense: bool, small: bool = False) -> list[dict[str, int]]:
-    """Return the configurations to choose from for a number of columns, the fastest on an H200 first.
+    """Return the configurations to choose from, the fastest on an H200 first.
 
-    Up to 8 columns, each warp has its own tiles, or two warps share the tokens of a tile, which takes half the shared
-    memory. With more columns, each warp serves two blocks of 8, or two warps that share a tile serve two or three.
+    Queries are the columns of the kernel's matrix products. Up to 8 columns, each warp has its own tiles, or two warps
+    share the tokens of a tile, which takes half the shared memory. With more columns, each warp serves two blocks of 8,
+    or two warps that share a tile serve two or three.
 
     Args:
         columns: number of columns that the query rows of a KV head take, usually one each.
@@ -187,14 +188,14 @@ class Build:
 
     @property
     def digits(self) -> int:
-        """Bytes of shared memory for queries as integer digits (``DIGIT_BYTES``), 128 of them for four sums."""
+        """Bytes of shared memory for queries split into integer digits, 128 of them for sums (``DIGIT_BYTES``)."""
         if not (self.integer and self.bf16 and any(level_bytes(key) for key, _ in self.phases)):
             return 0
         return self.channels * (32 if self.integer == 1 else 16) + 128
 
     @property
     def scratch(self) -> int:
-        """Bytes of shared memory in which a warp keeps the factors of a tile (``cuda/factors.cuh``), or its weights."""
+        """Bytes of shared memory in which a warp keeps a tile's factors (``cuda/factors.cuh``) or softmax weights."""
         sizes = []
         for key, value in self.phases:
             if self.one_row and has_columns(key, value, self.channels):
@@ -210,7 +211,7 @@ class Build:
         return self.shared + -(-static // 128) * 128 + RESERVED  # memory is given out in pieces of 128 bytes
 
     def fits(self, shared: int) -> bool:
-        """Return True if a multiprocessor has room for as many CTAs as it must run at once."""
+        """Return True if :attr:`resident` CTAs fit into a multiprocessor that allows one CTA `shared` bytes."""
         room = shared + RESERVED
         return self.occupied * self.resident <= (room if self.resident == 1 else min(room, SEVERAL))
 
@@ -250,7 +251,7 @@ class Build:
 
 
 def level_macros(phases: Signature, channels: int) -> dict[str, str]:
-    """Return the macros that define codebooks' levels: none if no keys have levels; zeros for code widths not used."""
+    """Return macros that define the levels of keys' 3-bit and 4-bit codes, zeros if unused; empty without such keys."""
     widths = {key.bits for key, _ in phases if key.kind in LEVELS}
     if not widths:
         return {}
@@ -267,7 +268,7 @@ def level_macros(phases: Signature, channels: int) -> dict[str, str]:
 
 
 def shared_memory(capability: tuple[int, int]) -> int:
-    """Return the bytes of shared memory that a GPU allows a CTA; if it is unknown, those of the GPU with the least."""
+    """Return the bytes of shared memory that a GPU allows a CTA; for an unknown GPU, the least that any GPU allows."""
     return MULTIPROCESSOR.get(capability, min(MULTIPROCESSOR.values())) * 1024 - RESERVED
 
 
@@ -323,7 +324,7 @@ VALUE_GROUPS = 8
 
 
 def unreadable(key: Format, value: Format, channels: int) -> str | None:
-    """Return why the kernel cannot read two formats together, although its list has both; None if it can."""
+    """Return why the kernel cannot read two formats in one phase, although it reads each; None if it can."""
     if value.kind == "cross" and key.kind != "cross":
         return "cross factors of values, but not of keys"
     minima = value.kind != "full" and value.kind not in FACTORED

@@ -48,7 +48,7 @@ def slot_bytes(form: Format, channels: int, key: bool = False, tile: int = 128) 
 
 
 def tabulated(form: Format, channels: int, key: bool = False) -> int:
-    """Return the bytes of the table that a warp makes of a tile's factors before it multiplies by them.
+    """Return the bytes of the table into which a warp converts the factors of a tile before it multiplies by them.
 
     Args:
         key: True for keys, whose factors become fp32 if a token has several; False for values, whose factors become
@@ -64,7 +64,7 @@ def tabulated(form: Format, channels: int, key: bool = False) -> int:
 
 @lru_cache(maxsize=256)
 def groups_met(form: Format) -> int:
-    """Return from how many groups a tile may have tokens, rounded up to a power of two, if groups do not fit tiles."""
+    """Return how many groups may share a tile, rounded up to a power of two, in a format whose groups cross tiles."""
     count = -(-form.window // form.group)
     least, longer = divmod(form.window, count)
     ends = list(accumulate(least + (number < longer) for number in range(count)))
@@ -79,7 +79,7 @@ def groups_met(form: Format) -> int:
 
 
 def columns_of_row(phases: Signature) -> int:
-    """Return how many columns of the products a query row takes: one, or one for each group in a tile."""
+    """Return how many columns of the matrix products a query row takes: one, or one for each group in a tile."""
     return max((groups_met(key) for key, _ in phases if key.window), default=1)
 
 
@@ -90,9 +90,9 @@ def integer_rows(phases: Signature, channels: int, rows: int, softcap: bool, bf1
     softcap; and for levels of 3 bits (:func:`level_bytes`) with up to four query rows in bf16. Queries in fp16 are left
     out, because bytes round levels more coarsely than fp16 does.
 
-    The same is possible for windows whose groups fit no tile (``cuda/integer.cuh``), but slower than fp16, because two
-    groups in a field double the products of integers: with LogQuant's W = 42 and 8 sequences of 32k tokens, a layer
-    takes 201 microseconds on an H200, and 210 with integers.
+    Integers would also be possible for windows whose groups cross tile borders (``cuda/integer.cuh``), but slower than
+    fp16: a field then has tokens of two groups and needs two products of integers. With LogQuant's W = 42 and 8
+    sequences of 32k tokens, a layer takes 201 microseconds on an H200 in fp16, and 210 with integers.
     """
     if rows > 4 or any(key.window for key, _ in phases):
         return 0
@@ -150,11 +150,11 @@ NONE = Table((0,) * 4, 0.0)
 def codebook_levels(channels: int, bits: int) -> Table:
     """Return the table of a codebook with codes of 3 or 4 bits.
 
-    With 4 bits, the entries are the magnitudes of the levels. With 3 bits they are all levels, in the order of a code
-    whose lowest bit has become its highest.
+    With 4 bits, the entries are the magnitudes of the levels. With 3 bits they are all levels: first those of the even
+    codes, then those of the odd ones.
 
-    Rounding a level to fp16 gives every token with that code the same error. To reduce it, all levels are first
-    multiplied by that one of :data:`FACTORS` factors for which the largest relative error is least.
+    Rounding a level to fp16 gives every token with that code the same error. To reduce it, :data:`FACTORS` factors are
+    tried, and all levels are multiplied by the factor for which the largest relative error is least.
     """
     import torch
 
@@ -174,13 +174,13 @@ def codebook_levels(channels: int, bits: int) -> Table:
 
 
 class ByteTable(NamedTuple):
-    """The levels of 3 bits as integers of a byte, for ``cuda/byte_levels.cuh``.
+    """The levels of 3-bit codes as integers of a byte, for ``cuda/byte_levels.cuh``.
 
     Args:
         words: eight entries, four per 32-bit number: levels as multiples of `unit` plus 127.5, then their squares.
-        unit: number by which entries, less 127.5, are multiplied to get levels.
-        read_unit: number by which entries, less 127.5 and divided by the square root of the sum of their token's
-            squares, are multiplied to get normalised levels.
+        unit: a level is ``unit * (entry - 127.5)``.
+        read_unit: a normalised level is ``read_unit * (entry - 127.5) / s``, where s is the square root of the sum of
+            the table's squares over the levels of its token.
     """
 
     words: tuple[int, ...]
@@ -194,11 +194,11 @@ NO_BYTES = ByteTable((0,) * 4, 0.0, 0.0)
 
 @cache
 def byte_table(channels: int) -> ByteTable:
-    """Return the table of bytes of the levels of 3 bits, in the order of :func:`codebook_levels`.
+    """Return the table of bytes of the levels of 3-bit codes, in the order of :func:`codebook_levels`.
 
     Levels come in pairs of opposite sign, so they are rounded to odd multiples of half a step, with the step that
-    gives the least mean squared error. It is 7e-4 of the levels' root mean square: there are four magnitudes only, and
-    one step suits all of them. Squares are multiplied by a factor and rounded to integers up to 255; the factor is the
+    gives the least mean squared error. This error is 7e-4 of the levels' root mean square, because one step suits all
+    of the only four magnitudes. Squares are multiplied by a factor and rounded to integers up to 255; the factor is the
     one with the least error of a token's sum.
     """
     import torch
@@ -232,5 +232,5 @@ def byte_table(channels: int) -> ByteTable:
 
 
 def factors_of(number: int) -> float:
-    """Return the factor from 1 to 2 that has this number among the :data:`FACTORS`."""
+    """Return factor `number` of the :data:`FACTORS` factors, which are evenly spaced from 1 to 2."""
     return 1 + number / FACTORS

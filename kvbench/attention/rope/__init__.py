@@ -1,1 +1,1 @@
-"""Rotary position embedding as models apply it, and access to the keys before it."""
+"""Rotary position embedding as models apply it, and access to keys before RoPE."""

@@ -271,7 +271,7 @@ class Hooked:
 
     Attributes:
         keys: pre-RoPE keys, ``[B, H, q, D]``; None before the first call and after :func:`take`.
-        stored: False if a captured step's layer stores keys after RoPE, although others do not.
+        stored: during a captured step, True if this layer of the cache stores keys before RoPE.
     """
 
     def __init__(self, attention: nn.Module, source: ProjectionSource, channels: int) -> None:

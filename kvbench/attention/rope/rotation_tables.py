@@ -31,7 +31,7 @@ class Rope:
     """The rotation that a kernel has to apply to keys that are stored before RoPE.
 
     Args:
-        starts: RoPE position of the first slot of each row, int32 ``[B]``; that of the slot s is s more.
+        starts: RoPE position of the first slot of each row, int32 ``[B]``; slot s of row b has ``starts[b] + s``.
         fine: cosines, then sines, of the positions 0 to 127, fp32 ``[128, D]``.
         coarse: the same of the positions 0, 128, 256, ..., fp32 ``[n, D]``.
     """

@@ -1,8 +1,8 @@
 """Decode attention over all phases of a layer in one Triton launch.
 
 The host fixes the grid: (blocks of query rows, parts of the work, sequences x KV heads). The table of phases is in
-device memory. Each program adds up the costs of all phases, takes its own equal share of that sum, an interval, and
-processes the tiles that begin in the interval, in whatever phases. Softmax does not depend on the order of tokens, so
+device memory. The costs of all tiles of all phases are laid end to end on a line, which is divided equally among the
+programs. A program processes the tiles that begin in its interval. Softmax does not depend on the order of tokens, so
 one running maximum, sum and accumulator serve all formats. Partial results are merged by the last program to finish, or
 by a second kernel, :func:`kvbench.attention.triton.merge_kernel.merge`.
 
@@ -72,7 +72,7 @@ def part_of_tile(key, value, full):
 
 @triton.jit
 def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, groups, tile):
-    """Offset the buffer pointers of a phase's keys or values to one sequence and KV head and, if packed, to a tile.
+    """Move the buffer pointers of a phase's keys or values to one sequence and KV head and, if packed, to one tile.
 
     If groups may cross tile boundaries, the pointers to scales and minima are not moved to the tile, because the number
     of a group follows from a token's index in the segment. The index of the tile's first token is then appended to the

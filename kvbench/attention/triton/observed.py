@@ -32,8 +32,8 @@ class Launch:
     Args:
         block: tokens per iteration of the first kernel.
         warps: number of warps of a program of the first kernel.
-        stages: pipeline stages of its loop.
-        resident: number of its programs that a multiprocessor should run at once.
+        stages: pipeline stages of the first kernel's loop.
+        resident: number of programs of the first kernel that a multiprocessor should run at once.
         weigh_block: tokens of a program of the second kernel.
         weigh_warps: number of warps of a program of the second kernel.
     """
@@ -111,7 +111,7 @@ def attend(query: Tensor, work: Work, scaling: float, launch: Launch | None = No
 
 
 def observed_split(device: torch.device, cells: int, width: int, launch: Launch) -> int:
-    """Return among how many programs to split the tokens of a head: as many as fill the GPU, once.
+    """Return among how many programs to split the tokens of a head, so that all programs just fill the GPU at once.
 
     The number depends on the room in the buffers and not on the tokens in use, so that a step that is replayed as a
     CUDA graph and one that is launched normally add up partial results in the same order.

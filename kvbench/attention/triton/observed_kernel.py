@@ -1,8 +1,8 @@
 """Triton kernels of decode attention in full precision that also return the attention that each token receives.
 
-The first kernel stores the scores of all tokens in device memory, beside its partial results: a number per query row
-and token, where a key and a value are hundreds. The second merges the partial results, and turns the scores into
-probabilities with the log-sum-exp that follows from them, so no key is read twice.
+The first kernel stores its partial results and the scores of all tokens in device memory. A score is one number per
+query row and token, so this costs little beside reading hundreds of numbers of a key and a value. The second kernel
+merges the partial results, and turns the scores into probabilities by the merged log-sum-exp. No key is read twice.
 
 Shapes and parameters as in :mod:`~kvbench.attention.triton.decode_kernel`: R query rows of a program (``BLOCK_ROWS``),
 the rows of a KV head padded to at least 8, ``ROWS`` of which exist: query heads of the group x new tokens.

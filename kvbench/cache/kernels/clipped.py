@@ -1,7 +1,7 @@
 """Packing of clipped tokens in 2 bits (OSCAR): the host code (Triton kernels: ``clipped_kernel``).
 
-The kernels serve fp16 and bf16 tokens, codes of 2 bits by a token's range (``levels=uniform``), parameters in fp16, and
-heads whose size is a power of two. All else is packed with torch operations, with the same result.
+The kernels serve fp16 and bf16 tokens, 2-bit codes with evenly spaced levels (``levels=uniform``), parameters in fp16,
+and heads whose size is a power of two. All else is packed with torch operations, with the same result.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ ROWS, WARPS = 8, 4
 
 
 def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
-    """Return the compile-time parameters of the kernel that packs tokens as a quantizer does, or why it cannot.
+    """Choose the compile-time parameters of the kernel that packs tokens as a quantizer does.
 
     Returns:
-        The parameters; the reason as text if these are OSCAR's codes in another format; None for other quantizers.
+        The parameters; for OSCAR's quantizer in a format that the kernel does not support, the reason as text; None for
+        all other quantizers.
     """
     if not isinstance(quantizer, OscarQuantizer):
         return None

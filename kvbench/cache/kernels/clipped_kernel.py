@@ -1,8 +1,9 @@
 """Triton kernels that clip, quantize and pack tokens in 2 bits, bit for bit as OSCAR's quantizer does.
 
-A program handles some word rows of one tile of one (row, KV head), with all channels. The threshold of a token is an
-order statistic of its absolute values. It is found bit by bit, from the highest: a bit is set if, with it, no more than
-`RANK` channels lie below. All arithmetic is fp32; launches switch fused multiply-adds off.
+A program handles some word rows of one tile of one (row, KV head), with all channels. The threshold of a token is the
+element at index `RANK` of its sorted absolute values. Its bits are found from the highest to the lowest: a bit is set
+if at most `RANK` channels are below the number with that bit. All arithmetic is fp32; launches switch fused
+multiply-adds off.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="assignment"

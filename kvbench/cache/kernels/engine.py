@@ -25,7 +25,7 @@ ROWS, WARPS = 8, 4
 
 
 def rule(quantizer: AffineQuantizer) -> str | None:
-    """Return the name of the kernel's rule for a quantizer of a packed segment; None if it has none."""
+    """Return the name under which the kernel has a quantizer's arithmetic (its rule); None if it does not have it."""
     if isinstance(quantizer, Q8_0):
         return "q8_0_cpu" if quantizer.even else "q8_0"
     if isinstance(quantizer, Signed):
@@ -45,11 +45,11 @@ def rule(quantizer: AffineQuantizer) -> str | None:
 
 
 def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
-    """Return the compile-time parameters of the kernel that packs tokens as a quantizer does, or why it cannot.
+    """Choose the compile-time parameters of the kernel that packs tokens as a quantizer does.
 
     Returns:
-        The parameters; the reason as text if the kernel has the quantizer's rule, but not for this format; None if it
-        does not have the rule.
+        The parameters; the reason as text if the kernel has the quantizer's :func:`rule`, but not for this format; None
+        if it does not have the rule.
     """
     kind = rule(quantizer)
     if kind is None:
@@ -68,7 +68,7 @@ def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
 
 
 def scale(quantizer: AffineQuantizer) -> float:
-    """Return the one scale of all tokens that a quantizer has; 1 if it has none."""
+    """Return the single scale that a quantizer applies to all tokens; 1 if it has none."""
     return quantizer.scale if isinstance(quantizer, Fp8) else getattr(quantizer, "factor", 1.0)
 
 
@@ -121,13 +121,13 @@ def pack_group(group: list[Job]) -> None:
 
 
 def params(segment: Any, number: int = 0) -> Tensor:
-    """Return a buffer of a segment's parameters; if it has none, the words, which kernels then ignore."""
+    """Return parameter buffer `number` of a segment; without parameters, a buffer of words, which kernels ignore."""
     tensor: Tensor = segment.params[number] if segment.params else segment.words[0]
     return tensor
 
 
 def engine_constants(how: Form, channels: int, value: bool) -> tuple[Any, ...]:
-    """Return the compile-time arguments of a kernel, from RULE to TABLE."""
+    """Return the values of a kernel's compile-time arguments from ``RULE`` to ``TABLE``, in their order."""
     return how.kind, how.bits, how.group, channels, value, how.rows, how.channels, how.table
 
 

@@ -207,9 +207,9 @@ def pack_engine_layers(
 
 @triton.jit
 def rows_of(token, BITS: tl.constexpr):
-    """Return the word rows to process for a token: its own and, with 3 bits, that with which it shares a word.
+    """Return the word rows to process for a token: its own row and, with 3 bits, the row 8 below or above it.
 
-    The shared word is one of lowest bits.
+    Rows r and r + 8 of 3-bit codes share the words that hold the lowest bits.
     """
     if BITS == 3:
         rows = token % LAST_ROWS + LAST_ROWS * tl.arange(0, 2)

@@ -1,9 +1,9 @@
-"""The arithmetic of the engines' formats in Triton, TurboQuant's among them, equal bit for bit to the quantizers.
+"""The arithmetic of the formats of inference engines and of TurboQuant, in Triton.
 
-These are :mod:`kvbench.quantizers.engine` and :mod:`kvbench.quantizers.turboquant`.
+Results equal those of :mod:`kvbench.quantizers.engine` and :mod:`kvbench.quantizers.turboquant` bit for bit.
 
-All of it is fp32. Casts to e4m3 use integer arithmetic, because Triton's interpreter rounds them wrongly. Launches
-switch fused multiply-adds off.
+All arithmetic is fp32. Casts to e4m3 use integers, because Triton's interpreter rounds them wrongly. Launches switch
+fused multiply-adds off.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="assignment"

@@ -1,6 +1,6 @@
-"""Adding the attention of a step to the scores of tokens, and dropping the lowest token of each head, in one launch.
+"""Adding a step's attention to the scores of tokens, and dropping each head's token with the lowest score (H2O).
 
-The host need not know which token goes: it only learns that every head has lost one (H2O).
+Both happen in one launch. The host need not know which tokens are dropped, only that each head has dropped one.
 """
 
 from __future__ import annotations

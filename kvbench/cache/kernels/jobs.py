@@ -1,4 +1,4 @@
-"""Parts shared by the launchers of packing kernels: segments as kernels see them, forms, jobs, grids, a record of NaN.
+"""Parts shared by the launchers of packing kernels: segments as kernels see them, forms, jobs, grids, records of NaN.
 
 A form is the compile-time parameters of a kernel and the division of a tile among its programs. Jobs of a cache's
 layers wait in a queue, so that identical ones share a launch.
@@ -131,7 +131,8 @@ def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Fo
     """Choose the compile-time parameters of the kernel for groups of tokens that may cross tile boundaries (LogQuant).
 
     A block of `window` tokens (LogQuant's W) is divided into as few groups as `group`, the largest size, allows. `half`
-    is ignored: the parameters are the same for fp16 and bf16. Otherwise as :func:`packing_form`.
+    is ignored: the parameters are the same for fp16 and bf16. Other arguments and the result are as for
+    :func:`packing_form`.
     """
     for size in (window // -(-window // group), group):  # the smallest group, and the largest
         reason = format_refusal(WINDOWS, "affine", bits, "channel", size, channels, window=window)
@@ -149,7 +150,8 @@ def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
 
     In general, these are all programs of every tile that contains one of the tokens. The exception is a single token
     that is quantized per token, such as the value that leaves the full-precision window at each step. It occupies one
-    word row (but with 3 bits, words of two planes), and only programs for this word row are launched.
+    word row, and only programs for this word row are launched. This does not apply to 3-bit codes, whose bits lie in
+    two planes.
 
     Returns:
         The compile-time parameters to use, how many programs of the tile of token `start` to skip, and how many to

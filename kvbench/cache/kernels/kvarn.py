@@ -23,10 +23,11 @@ OF_A_WARP, WARPS = 2048, 4
 
 
 def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
-    """Return the compile-time parameters of the kernel that packs tiles as a quantizer does, or why it cannot.
+    """Choose the compile-time parameters of the kernel that packs tiles as a quantizer does.
 
     Returns:
-        The parameters; the reason as text if these are KVarN's tiles in another format; None for other quantizers.
+        The parameters; for KVarN's quantizer in a format that the kernel does not support, the reason as text; None for
+        all other quantizers.
     """
     if not isinstance(quantizer, KvarnQuantizer):
         return None
@@ -105,7 +106,7 @@ def pack_group(group: list[Job]) -> None:
 
 
 def address_line(job: Job) -> tuple[int, ...]:
-    """Return a job's line of the table of addresses: tokens, words, A, Z, C, and the segment's tag."""
+    """Return a job's line of the table of addresses: of tokens, words and parameters (A, Z, C); then the tag."""
     segment = job.segment
     assert segment.watch is not None
     buffers = (segment.words[0], segment.words[-1], *segment.params)
@@ -113,5 +114,5 @@ def address_line(job: Job) -> tuple[int, ...]:
 
 
 def kvarn_constants(how: Form, segment: Packed) -> tuple[Any, ...]:
-    """Return the arguments of a kernel from the number of iterations on."""
+    """Return the values of a kernel's last arguments, from ``iterations`` to ``VALUE``, in their order."""
     return how.iterations, how.balance, how.bits, how.group, how.channels, segment.side == "value"

@@ -32,14 +32,14 @@ def deviations(x, AXIS: tl.constexpr):
 
 @triton.jit
 def adapted(logs, deviation):
-    """Multiply factors, given as natural logarithms, by standard deviations, within the ranges of the quantizer."""
+    """Multiply factors, given as natural logarithms, by standard deviations; clamp both as the quantizer does."""
     step = tl.log(tl.minimum(tl.maximum(deviation, 1e-3), 1e3))
     return tl.minimum(tl.maximum(logs + step, -0.3), 10.0)
 
 
 @triton.jit
 def deviation_ratio(deviation):
-    """Compute the largest deviation over the smallest one."""
+    """Return the largest deviation divided by the smallest one."""
     return tl.max(deviation, 0) / tl.maximum(tl.min(deviation, 0), 1e-8)
 
 
@@ -51,7 +51,7 @@ def divided_tile(x, columns, rows, ALONG: tl.constexpr):
 
 @triton.jit
 def balanced(x, iterations, ALONG: tl.constexpr):
-    """Find the factors of columns and rows that balance a tile (``balanced_factors`` of the quantizer)."""
+    """Return the factors of columns and of rows that balance a tile (``balanced_factors`` of the quantizer)."""
     column, row = deviations(x, ALONG), deviations(x, 1 - ALONG)
     least = deviation_ratio(column) + deviation_ratio(row)
     log_columns, log_rows = tl.zeros_like(column), tl.zeros_like(row)
@@ -177,9 +177,9 @@ def pack_balanced(
         x: pointer to the tokens in full precision.
         upper_words: pointer to the words of the first plane of codes.
         lower_words: pointer to those of the second plane; that of the first if there is only one.
-        scales: pointer to A, fp16.
-        minima: pointer to Z, fp16.
-        cross: pointer to C, fp16.
+        scales: pointer to the scales A, fp16.
+        minima: pointer to the minima Z, fp16.
+        cross: pointer to the cross factors C, fp16.
         record: pointer to where the location of the first NaN or Inf is stored
             (:func:`kvbench.cache.kernels.pack_kernel.pack_tiles`).
         start: index, within the segment, of the first token to write.

@@ -1,4 +1,4 @@
-"""Quantizing one new token per row to non-uniform levels on the device (KVQuant), without the host.
+"""Quantizing one new token per row to non-uniform levels (KVQuant), entirely on the device.
 
 An eager step quantizes by torch (:class:`kvbench.cache.segments.codebook.NuqSegment`), which waits for the number of
 outliers. A captured step calls :func:`pack_nuq_tokens`, which stores the same bits.

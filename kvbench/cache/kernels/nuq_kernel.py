@@ -24,7 +24,7 @@ import triton.language as tl
 
 @triton.jit
 def write_plane(words, tiles, token, head, d, codes, there, WIDTH: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr):
-    """Write one token's codes into a plane of words; the other tokens of these words keep theirs.
+    """Write one token's codes into a plane of words; the codes of other tokens in these words stay.
 
     Args:
         words: pointer to the plane of one row, int16 ``[H, tiles, ...]``.
@@ -131,7 +131,7 @@ def sort_key(x):
 
 @triton.jit
 def at_rank(counts, rank):
-    """Return in which bin the element of a rank is, and its rank within the bin, given the bins' counts, ``[256]``."""
+    """Return the bin of the element with a given rank, and its rank within that bin; `counts` of bins, ``[256]``."""
     upto = tl.cumsum(counts, 0)
     before = upto <= rank
     return tl.sum(before.to(tl.int32), 0), rank - tl.max(tl.where(before, upto, 0), 0)
@@ -139,7 +139,7 @@ def at_rank(counts, rank):
 
 @triton.jit
 def within_bin(keys, byte, rank):
-    """Return the sort key of the element of a rank among those whose upper byte is `byte`."""
+    """Return the sort key of the element with a given rank among the keys whose upper byte is `byte`."""
     # all other elements count as the largest of the bin, and so come after those of any rank in it
     low, _ = at_rank(tl.histogram(tl.where(keys >> 8 == byte, keys & 255, 255), 256), rank)
     return byte * 256 + low
@@ -147,7 +147,7 @@ def within_bin(keys, byte, rank):
 
 @triton.jit
 def statistics(keys, first, second, third, COUNT: tl.constexpr):
-    """Return the elements of three ranks as sort keys."""
+    """Return the sort keys of the elements with three given ranks."""
     keys = tl.reshape(keys, (COUNT,))
     counts = tl.histogram(keys >> 8, 256)
     a, a_rank = at_rank(counts, first)
@@ -158,7 +158,7 @@ def statistics(keys, first, second, third, COUNT: tl.constexpr):
 
 @triton.jit
 def following(keys, key, rank):
-    """Return the sort key of the element of the next rank, given `key`, the sort key at `rank`."""
+    """Return the sort key of the element with rank ``rank + 1``, given `key`, that of the element with rank `rank`."""
     upto = tl.sum(tl.sum((keys <= key).to(tl.int32), 1), 0)
     above = tl.min(tl.min(tl.where(keys > key, keys, 65536), 1), 0)
     return tl.where(upto > rank + 1, key, tl.minimum(above, 65535))

@@ -90,7 +90,7 @@ def _min_bf16(a, b):
 
 @triton.jit
 def _raw_pair(low, high, HALF: tl.constexpr):
-    """Return as a pair two fp32 values that the dtype represents exactly; undoes `low_half` and `high_half`."""
+    """Join two fp32 values that the dtype represents exactly into a pair; the inverse of `low_half` and `high_half`."""
     if HALF:
         pair = half_pair(low, high)
     else:

@@ -89,10 +89,7 @@ def plainly(job: Thin) -> None:
 
 @lru_cache(maxsize=16)
 def remaining(count: int, length: int, device: torch.device) -> Tensor:
-    """Return the indices of the tokens that stay.
-
-    These are every other one of the first ``2 * count``, beginning with the first, and all tokens after them.
-    """
+    """Return the indices of the tokens of a window that stay: 0, 2, 4, ... below ``2 * count``, then all others."""
     with torch.inference_mode(False):  # cached, so it outlives the mode in which it is made
         indices = [*range(0, 2 * count, 2), *range(2 * count, length)]
         return torch.tensor(indices, dtype=torch.long, device=device)
@@ -101,8 +98,8 @@ def remaining(count: int, length: int, device: torch.device) -> Tensor:
 def families() -> tuple[ModuleType, ...]:
     """Return the launchers of formats that have packing kernels of their own: inference engines', OSCAR's, KVarN's.
 
-    Each has ``KINDS``, ``kernel_form``, ``launch_pack`` and ``pack_group``. Imported here, since runs on a CPU never
-    need them.
+    Each has ``KINDS``, ``kernel_form``, ``launch_pack`` and ``pack_group``. The function imports them, because runs on
+    a CPU never need them.
     """
     from kvbench.cache.kernels import clipped, engine, kvarn
 
@@ -110,7 +107,7 @@ def families() -> tuple[ModuleType, ...]:
 
 
 def family(kind: str) -> ModuleType | None:
-    """Return which of :func:`families` packs a kind of codes; None if :mod:`kvbench.cache.kernels.pack_kernel` does."""
+    """Return the module of :func:`families` that packs a kind of codes; None if ``pack_kernel`` packs it."""
     return next((module for module in families() if kind in module.KINDS), None)
 
 
@@ -148,7 +145,7 @@ def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> 
 
 
 def carry_out_jobs(jobs: Sequence[Job | Thin]) -> None:
-    """Carry out all jobs, with one kernel launch for all jobs of equal :meth:`Job.signature`.
+    """Carry out all jobs; jobs with equal signatures (:meth:`Job.signature`) share a kernel launch.
 
     Jobs on one window keep their order: tokens queued for packing before the window is thinned are packed before it,
     and those queued after it are packed after it.

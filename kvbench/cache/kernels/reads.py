@@ -56,7 +56,7 @@ class Rows(tuple[Reads, ...]):
 def format_refusal(
     rows: Rows, kind: str, bits: int, axis: str, group: int, channels: int, scale: str = "fp16", window: int = 0
 ) -> str | None:
-    """Return how a format differs from those that a kernel reads, or None if one of its rows has the format.
+    """Return how a format differs from those that a kernel reads, or None if one of `rows` has the format.
 
     The reason is a phrase that can follow "no kernel reads": ``5-bit codes``, ``groups of 48 tokens``.
 
@@ -93,7 +93,7 @@ def format_refusal(
 
 
 def uncopied(dtype: torch.dtype) -> str | None:
-    """Return why kernels that copy tokens do not take those of a dtype, or None if they do."""
+    """Return why kernels cannot copy tokens of a dtype, or None if they can."""
     return None if dtype in COPIED else f"tokens in {str(dtype).removeprefix('torch.')}"
 
 

@@ -71,13 +71,13 @@ Roll = tuple[Rolling, tuple[Move, ...]]
 
 @contextmanager
 def rolling_together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
-    """Defer the moves of rolling windows to the end of a ``with`` block, where layers that move alike share a launch.
+    """Defer the moves of rolling windows to the end of a ``with`` block, so that layers can share kernel launches.
 
     Within the block, nothing may read or write a window after it has been moved. `rolls` is the cache's queue
     (``Progress.rolls``).
 
     Yields:
-        The list of segments and their moves, which grows within the block.
+        The list of deferred pairs (segment, its moves), which grows within the block.
     """
     deferred: list[Roll] = []
     try:
@@ -98,7 +98,7 @@ def roll(segment: Rolling, move: Move) -> None:
 
 
 def moves_by_segment(rolls: Sequence[Roll]) -> dict[int, Roll]:
-    """Gather the moves of each segment, in the order in which they were deferred, under the segment's ``id``."""
+    """Merge entries of the same segment, keeping the order of moves; return them under the segments' ``id``."""
     by_segment: dict[int, Roll] = {}
     for segment, moves in rolls:
         known = by_segment.get(id(segment))
@@ -107,7 +107,7 @@ def moves_by_segment(rolls: Sequence[Roll]) -> dict[int, Roll]:
 
 
 def carry_out_rolls(rolls: Sequence[Roll]) -> None:
-    """Carry out deferred moves in their order; segments of the same shape with equal moves share a kernel launch."""
+    """Carry out deferred moves in their order; segments with the same shape and the same moves share a launch."""
     alike: dict[Hashable, tuple[tuple[Move, ...], list[Rolling]]] = {}
     for segment, moves in moves_by_segment(rolls).values():
         if moves:
@@ -119,7 +119,7 @@ def carry_out_rolls(rolls: Sequence[Roll]) -> None:
 
 
 def roll_alike(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
-    """Carry out equal moves in several segments of the same shape.
+    """Carry out the same `moves` in each of several segments of one shape.
 
     The keys of the sinks are rotated first if need be, then the tokens are moved.
     """
@@ -137,9 +137,7 @@ def roll_alike(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
 
 
 def turn(segments: Sequence[Rolling], moves: Sequence[Move]) -> Tensor:
-    """Rotate (RoPE) the saved original keys of the sinks in several segments of the same shape to their new positions.
-
-    ``Move.evicted`` says by how many positions.
+    """Rotate the saved original keys of the sinks (RoPE) by ``Move.evicted`` positions, in each of several segments.
 
     Returns:
         ``[B, segments x H, sinks, D]``. The contents of rows that are in no move are meaningless and must not be used.
@@ -156,9 +154,9 @@ def turn(segments: Sequence[Rolling], moves: Sequence[Move]) -> Tensor:
 
 
 def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor | None) -> None:
-    """Carry out equal moves in several segments of the same shape with torch operations.
+    """Carry out the same `moves` in each of several segments of one shape, with torch operations.
 
-    `turned` are the rotated keys of the sinks (:func:`turn`); None if the sinks are only moved.
+    `turned` are the rotated keys of the sinks (:func:`turn`); None if the sinks are moved without rotation.
     """
     targets: list[Tensor] = []
     sources: list[Tensor] = []
@@ -179,7 +177,7 @@ def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor 
 
 
 def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tensor | None) -> None:
-    """Carry out equal moves with one or two kernel launches; see :func:`by_torch`.
+    """Do what :func:`by_torch` does, with one or two kernel launches.
 
     The first kernel writes the sinks to their new places. The second is needed only near the end of the buffers; it
     moves all tokens to the front.

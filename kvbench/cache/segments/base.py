@@ -202,7 +202,7 @@ def all_equal(counts: Sequence[int]) -> bool:
 
 
 def uniform_rows(signatures: Sequence[object]) -> Iterator[slice]:
-    """Divide a batch into runs of adjacent rows that are alike, so that one call can work on each run, a slice.
+    """Divide a batch into runs of adjacent rows that are alike, as slices, so that one call can process a run.
 
     Rows are alike if their `signatures` are equal. Often a signature is the number of tokens in each segment.
     """

@@ -57,9 +57,9 @@ class NuqFormat:
 
 
 def lookup_tables(codebook: Tensor, thresholds: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the tables of a format by which kernels look up codes.
+    """Compute the tables by which kernels look up codes, from a codebook and the thresholds of keys.
 
-    They are among those of :meth:`kvbench.cache.segments.codebook.NuqSegment.lookup`, which gives their shapes.
+    Their shapes are those of :meth:`kvbench.cache.segments.codebook.NuqSegment.lookup`.
 
     Args:
         codebook: levels for encoding and, if they differ, for decoding, fp32 ``[B, 1 or 2, 2**bits]``.
@@ -81,7 +81,7 @@ __all__ = ["NuqFormat", "NuqSegment"]
 
 
 class NuqSegment(Segment):
-    """Tokens quantized as in KVQuant. Each one is encoded on its own, so any number of the newest can be dropped.
+    """Tokens quantized as in KVQuant. Each is encoded on its own, so any number of the newest can be dropped.
 
     The first arguments are those of :class:`~kvbench.cache.segments.interface.Segment`.
 

@@ -87,7 +87,7 @@ class Outliers:
         return -(-tokens // self.block)
 
     def count(self, row: int) -> int:
-        """Return the number of outliers of a row, for which the host waits for the device."""
+        """Return the number of outliers of a row; the host waits for the device."""
         return self._end(row, self._blocks(self.lengths[row]))
 
     def _end(self, row: int, blocks: int) -> int:
@@ -229,7 +229,7 @@ class Outliers:
         return twin
 
     def select(self, order: list[int]) -> None:
-        """Reorder the rows' lengths after :meth:`mapped` has reordered those of the buffers.
+        """Reorder :attr:`lengths`, after the caller has reordered the rows of the buffers by :meth:`mapped`.
 
         `order` gives the old row of each row of the new batch.
         """

@@ -34,10 +34,10 @@ class HostPacker(Protocol):
 
 
 def fits_tiles(quantizer: AffineQuantizer) -> bool:
-    """Return True if no group of tokens straddles the border of a tile, unless it consists of whole tiles.
+    """Return True if every group of tokens lies within one tile or consists of whole tiles.
 
-    Only quantizers that cut groups from windows (:class:`~kvbench.quantizers.windowed.WindowedQuantizer`) can fail
-    this.
+    It can be False only for quantizers that cut groups from windows
+    (:class:`~kvbench.quantizers.windowed.WindowedQuantizer`).
     """
     if not isinstance(quantizer, WindowedQuantizer):
         return True
@@ -110,9 +110,9 @@ class PackedSegment(Segment):
 
     @property
     def _unit(self) -> int:
-        """Tiles that are allocated together.
+        """Number of tiles by whose multiples buffers grow, so that they end with a whole block of the quantizer.
 
-        Blocks of several tiles (of W = 256 tokens in LogQuant, for example) stay whole: kernels find a tile's
+        This matters for blocks of several tiles, such as W = 256 tokens in LogQuant, because kernels find a tile's
         parameters by the tile's number.
         """
         return self.quantizer.block_tokens // TILE if self.quantizer.block_tokens % TILE == 0 else 1
@@ -203,7 +203,7 @@ class PackedSegment(Segment):
             buffer[rows, :, first : first + param.shape[2]].copy_(param)
 
     def appends_each(self, x: Tensor) -> bool:
-        """Return True if :meth:`append_each` takes tokens: no group runs along tokens, and no kernel packs them."""
+        """Return True if :meth:`append_each` can append `x`: no group runs along tokens, and no kernel packs it."""
         return self.by_token and self._served(x) is None
 
     def append_each(self, x: Tensor) -> None:

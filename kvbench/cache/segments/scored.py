@@ -38,7 +38,7 @@ class ScoredSegment(FullSegment):
         self.rooms: dict[int, Tensor] = {}
 
     def parts(self) -> tuple[FullSegment, FullSegment]:
-        """Return the segments of the scores and of the places, which go wherever the tokens go."""
+        """Return the segments of the scores and of the places, which are moved and dropped with the tokens."""
         return self.scores, self.places
 
     def append(self, rows: slice, x: Tensor) -> None:
@@ -58,15 +58,15 @@ class ScoredSegment(FullSegment):
         return places
 
     def hold(self, room: Tensor) -> None:
-        """Hold a step's attention for all rows, like :meth:`observe`; a kernel writes it into `room` (:meth:`room`)."""
+        """Do what :meth:`observe` does for all rows, with attention that a kernel writes into `room` (:meth:`room`)."""
         for row, length in enumerate(self.lengths):
             self.pending[row].append(room[row, ..., :length])
 
     def room(self, count: int, *, fresh: bool = False) -> Tensor:
         """Return a buffer for the attention of `count` new tokens per row, fp32 ``[B, H, S, count, capacity]``.
 
-        S is the number of scores per token (:meth:`begin`). Unless a `fresh` one is asked for, the buffer is always the
-        same one for the same number of new tokens, as long as the buffer of the tokens has not grown.
+        S is the number of scores per token (:meth:`begin`). Calls with the same `count` return the same buffer, until
+        the buffer of the tokens grows; `fresh` allocates another one.
         """
         shape = (len(self.lengths), self.heads, self.scores.channels, count, self.capacity)
         if fresh:
@@ -111,9 +111,9 @@ class ScoredSegment(FullSegment):
             self.pending[row].append(received[number])
 
     def commit(self, rows: slice) -> Tensor:
-        """Add the attention held by :meth:`observe` to the scores of some rows; return a view of them.
+        """Add the attention held by :meth:`observe` to the scores of some rows; return a view of the scores.
 
-        It is fp32 ``[rows, H, slots, S]`` for S scores per token (:meth:`begin`).
+        The view is fp32 ``[rows, H, slots, S]`` for S scores per token (:meth:`begin`).
         """
         scores, places = self.scores.view(rows), self.places.view(rows)
         for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
@@ -129,7 +129,7 @@ class ScoredSegment(FullSegment):
         return scores
 
     def committed(self, rows: slice) -> None:
-        """Note that a kernel has done for some rows what :meth:`commit` does."""
+        """Update the bookkeeping of some rows after a kernel has done what :meth:`commit` does."""
         for row in range(*rows.indices(len(self.lengths))):
             self.known[row], self.pending[row] = self.lengths[row], []
 
