@@ -131,7 +131,7 @@ class H2O(ScoredMethod):
     # -- every step -------------------------------------------------------------------------------------------------
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return one empty full-precision segment; with ``evict=steps`` that of the keys has sums and positions too."""
+        """Return one empty full-precision segment; with ``evict=steps``, the one of keys has sums and positions too."""
         if self.evict == "prefill":
             return super().segments(layer, side)
         room = sum(self.split(layer.expected_length())) + 64
@@ -197,10 +197,10 @@ class H2O(ScoredMethod):
             store.tail.keep(rows, chosen)
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the position of the token in each slot of a row, ``[H, n]`` on the CPU; None if no token is missing.
+        """Return the position of the token in each slot of a row, ``[H, n]`` on the CPU; None if no token was dropped.
 
-        The newest tokens are in the last slots. The others are in any order: a token that is dropped at a step is
-        replaced by the first slot's.
+        The newest tokens are in the last slots. The others are in any order: when a step drops a token, the token of
+        the first slot takes its place.
         """
         if self.evict == "prefill":
             return super().positions(layer, row)

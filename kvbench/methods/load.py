@@ -25,9 +25,9 @@ def load_method(
     """Make a method from its YAML file, with hyper-parameters given as keyword arguments, and check it.
 
     Args:
-        name: name of a file in ``conf/method`` without its suffix (``"kivi"``), a path to a YAML file, or to a Python
-            file with the class alone, the name of an installed entry point, or a dict with the class as ``_target_``
-            and hyper-parameters.
+        name: name of a file in ``conf/method`` without its suffix (``"kivi"``); path of a YAML file, or of a Python
+            file with the class and no YAML file; name of an installed entry point; or a dict with the class as
+            ``_target_`` and hyper-parameters.
         quantizer: name of a preset in ``conf/quantizer`` (``"int2"``), or of one in the folder ``DIR/quantizer`` if
             the method is ``DIR/method/NAME.yaml``, or a dict with the keys of such a preset. None: the method's
             default. A dict may omit ``name``; if it has one, it must be the name that describes its

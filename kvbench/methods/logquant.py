@@ -34,9 +34,9 @@ else:
 def indices(n: int, W: int) -> list[int]:
     """Return the positions of the tokens that are in full precision after `n` tokens, in ascending order (Algorithm 1).
 
-    Whenever 3 W tokens are in full precision, every other one of the oldest 2 W is quantized (a flush): the second, the
-    fourth and so on. The density of full-precision tokens thus halves each time the distance from the newest token
-    doubles. Their number is 2 W + n mod W if n >= 3 W, and n otherwise.
+    W is the window in tokens. Whenever 3 W tokens are in full precision, a flush quantizes every other one of the
+    oldest 2 W: the second, the fourth and so on. The density of full-precision tokens thus halves each time the
+    distance from the newest token doubles. Their number is 2 W + n mod W if n >= 3 W, and n otherwise.
     """
     return plan(n, W)[1].tolist()
 
@@ -97,12 +97,13 @@ def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
 class LogQuant(Method):
     """LogQuant: the older the tokens, the fewer of them stay in full precision; all others are quantized.
 
-    :func:`indices` is the rule. Keys are stored after RoPE.
+    Whenever 3 W tokens are in full precision, where W is the window, a flush quantizes every other one of the oldest 2
+    W (:func:`indices`). Keys are stored after RoPE.
 
-    On a layer with a sliding window, the rule counts all tokens of the text, hidden ones included. The W tokens of one
-    flush are dropped together once all of them are hidden. The sinks and the tokens in full precision (fewer than 3 W)
-    are not dropped, even if they are hidden. If the sliding window is so short that it never shows more tokens than
-    these, the layer quantizes nothing and keeps the visible tokens in full precision.
+    On a layer with a sliding window, flushes count all tokens of the text, hidden ones included. The W tokens that a
+    flush quantized are dropped together once all of them are hidden. Sinks and tokens in full precision are not
+    dropped, even if they are hidden. A sliding window that shows at most ``3 W + sinks`` tokens is too short for this:
+    the layer quantizes nothing and keeps the visible tokens in full precision.
 
     Args:
         window: W, in tokens; None: ``reserved // 3``. The paper's tables use 42. The kernels are fastest with 64,
@@ -133,7 +134,7 @@ class LogQuant(Method):
     def packs_together(self) -> bool:
         """True if one kernel launch may pack the tokens of all layers; False if a subclass overrides :meth:`settle`.
 
-        Full-precision tokens that a flush moves are moved only after this packing.
+        This launch reads the tokens before a flush moves those that stay in full precision.
         """
         return type(self).settle is LogQuant.settle
 
@@ -303,5 +304,5 @@ class LogQuant(Method):
         return total + self.demoted_bytes(forms[0], demoted, at) + self.demoted_bytes(forms[1], demoted, at)
 
     def demoted_bytes(self, form: FormatSpec, count: int, at: Setting) -> KVBytes:
-        """Return the bytes of `count` quantized tokens, a multiple of W: those of their keys or of their values."""
+        """Return the bytes of `count` quantized tokens (a multiple of W), counting only keys or only values."""
         return at.packed(count, form, self.W if form.axis == "channel" else None)

@@ -78,7 +78,7 @@ class SnapKV(ScoredMethod):
         return pool(votes, self.kernel, stride=1, padding=self.kernel // 2)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if `window` or `kernel` is not positive, `kernel` even, or a budget within the window."""
+        """Raise ConfigError for a `window` or `kernel` below 1, an even `kernel`, or a budget within the window."""
         if self.kernel % 2 == 0:
             raise ConfigError("method.kernel", self.kernel, "must be odd", allowed="an odd number, such as 7")
         check_budget(self.budget, self.least, f"the window (method.window={self.window}) and one token before it")
