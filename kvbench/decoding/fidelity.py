@@ -202,7 +202,7 @@ def _replayed(
     capture: bool,
     report: Callable[[int], None] | None,
 ) -> bool:
-    """Decode all tokens by replays and store their states; return False if a step cannot be captured."""
+    """Decode all tokens by replays of a captured step and store their states; return False if none can be captured."""
     step = Followed(model, cache, tokens, lengths, states, final)
     captured = Captured(step, compile=compile, capture=capture)
     try:

@@ -94,9 +94,9 @@ class Captured:
 
     @property
     def stepping(self) -> str:
-        """Text for results on how steps run: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``.
+        """How steps run, as a text for results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``.
 
-        If layers lie on several devices, it begins with ``graph in 3 parts`` or the like.
+        If layers lie on several devices, the text begins with ``graph in 3 parts``, for example.
         """
         parts = 1 if self._segments is None else self._segments.graphs
         how = "graph" if parts == 1 else f"graph in {parts} parts"

@@ -52,10 +52,10 @@ def totals(rounds: Sequence[Round], rows: Sequence[int]) -> dict[str, Any] | Non
     it, and so does its time.
 
     Returns:
-        A dict: ``rounds``; ``seconds`` of them; ``draft_s``, ``verify_s``, ``flush_s`` and ``sampling_s`` (the rest),
-        which are None if they were not measured apart; ``accepted``, ``refused`` (rounds that refused a draft) and
-        ``tokens``; and ``limits``: the number of rounds by the number of drafts that could be accepted. None if no row
-        gained tokens.
+        A dict: ``rounds``; their ``seconds``; ``draft_s``, ``verify_s``, ``flush_s`` and ``sampling_s`` (the rest),
+            which are None if they were not measured apart; ``accepted``, ``refused`` (rounds that refused a draft) and
+            ``tokens``; and ``limits``: the number of rounds by the number of drafts that could be accepted. None if no
+            row gained tokens.
     """
     mine = [(turn, row) for turn in rounds[1:] or rounds for row in rows if turn.emitted[row]]
     if not mine:
@@ -139,10 +139,10 @@ _FIRST = 4
 class Gamma:
     """Chooser of gamma for each round of one generation.
 
-    The choice depends on the recorded numbers only, not on chance. A value that was never tried is tried only if it is
-    predicted to be faster than the present one by 3 %, with the verification time of the nearest values that were
-    timed, so no round is spent on exploration alone. Counts of old rounds fade: a wrong estimate for late positions
-    falls back to the acceptance of all positions.
+    The choice depends on the recorded numbers only, not on chance. No round is spent on exploration alone: a value that
+    has not been tried is chosen only if it is predicted to be 3 % faster than the present one. Its verification time is
+    estimated from those of the nearest values that were timed. Old rounds count less and less, so a position that is no
+    longer drafted returns to the acceptance of all positions.
 
     Raises:
         ValueError: a choice is below 1, or there is none.
@@ -218,10 +218,10 @@ class Gamma:
         return self.tokens(gamma) / (gamma * median(self._draft) + self._verification(gamma))
 
     def _verification(self, gamma: int) -> float:
-        """Return the verification's seconds: measured, or interpolated between the nearest values that were timed.
+        """Return the seconds of verifying `gamma` drafts: measured, or interpolated between the nearest timed values.
 
-        Beyond the timed values, the nearest one stands for the others: the time hardly depends on the number of tokens
-        as long as it is spent on reading weights and cache.
+        Below the smallest and above the largest timed value, the time is that of the nearest one: it hardly depends on
+        the number of tokens as long as it is spent on reading weights and cache.
         """
         below = max((timed for timed in self._verify if timed <= gamma), default=None)
         above = min((timed for timed in self._verify if timed >= gamma), default=None)

@@ -278,7 +278,7 @@ class CapturedRounds(Engine):
         self._stale = False
 
     def _restart(self) -> None:
-        """Make the next replay of the draft's pass draft a round's first token, even if it has been drafted before."""
+        """Make the next replay of the draft's pass draft the first token of a round, if necessary for a second time."""
         self._drafts().restart()
         self._ahead = False
 

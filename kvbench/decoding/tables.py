@@ -1,9 +1,10 @@
-"""Tables that tell a recorded pass where the tokens of every layer lie, and lengths of a cache on the device.
+"""Tables that tell a recorded pass where the tokens of every layer are, and the lengths of a cache on the device.
 
 The passes of a round of speculation share the lengths and update them on the device.
 
-The tables of all layers are one array of int32, in the order of the layers. Those of a layer are its table of phases
-(:attr:`kvbench.attention.phases.Work.table`) and the places of its new tokens.
+The tables of all layers are one array of int32, in the order of the layers. A layer has a table of its phases, which
+are runs of tokens with one format of keys and one format of values (:attr:`kvbench.attention.phases.Work.table`), and
+the places of its new tokens.
 
 The host need not know how many drafts were accepted before it queues the next round: the device adds the accepted
 tokens to the lengths itself. The host repeats the bookkeeping of the cache later, while the device works on that round.
@@ -36,7 +37,8 @@ class Layout:
     """Places of the tokens of all layers of a cache, as tables for the device.
 
     Args:
-        shape: for each layer its phases, as pairs (number of the key segment, number of the value segment).
+        shape: for each layer its phases (runs of tokens in one segment of keys and one of values), as pairs of the
+            indices of these segments.
         counts: for each layer the numbers of its table as nested lists (:attr:`kvbench.attention.phases.Work.counts`).
         numbers: the tables of all layers, int32. Those of a layer are its table of phases ``[B, phases, 3]``, then the
             places of its new tokens ``[B, 2]``.
@@ -63,7 +65,7 @@ class Layout:
 
 
 def laid_out(cache: KVCache, places: Sequence[Sequence[tuple[int, int]]]) -> Layout:
-    """Describe where the tokens of a cache lie, new ones included, which already count as stored.
+    """Describe where the tokens of a cache are; new tokens already count as stored.
 
     Args:
         places: for each layer and row, where the first new key and the first new value are to be written.
@@ -115,7 +117,7 @@ class Upload:
         self._copied: list[torch.cuda.Event | None] = [None] * RING
 
     def send(self, numbers: Numbers) -> None:
-        """Queue a copy of an array, which may be changed afterwards, with shape and dtype of the target."""
+        """Queue a copy of an array with the target's shape and dtype; the caller may change the array afterwards."""
         slot = self._sent % RING
         self._sent += 1
         event = self._copied[slot]
@@ -160,7 +162,7 @@ class Ledger:
         self.behind: tuple[int, list[int]] | None = None
 
     def refresh(self, most: int) -> None:
-        """Send the tables to the device as the cache is now, after the method has packed or dropped tokens.
+        """Send the tables to the device as the cache is now; call this when the method has packed or dropped tokens.
 
         Every layer makes room for `most` new tokens per row.
 
@@ -223,7 +225,7 @@ class Ledger:
         self.version += 1
 
     def _room(self, most: int) -> list[int]:
-        """Return how many tokens each row may get before a layer must pack or drop tokens or has a full buffer."""
+        """Return how many tokens each row may get before a layer must pack or drop tokens, or a buffer is full."""
         known: set[Any] = set()
         room = [1 << 30] * self.batch
         for layer in self.cache.kv_layers:
