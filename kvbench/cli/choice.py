@@ -135,7 +135,7 @@ def _common(data: Mapping[str, Any], notes: Mapping[str, str]) -> tuple[dict[str
 
 
 def _file(group: str, path: Path, files: Mapping[str, Path]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the keys and comments of a file, merged with those of the files of its group that it is based on."""
+    """Return the keys and comments of a file, after those of the files of its group that its ``defaults`` name."""
     text = choice_text(path)
     own = yaml.safe_load(text) or {}
     data: dict[str, Any] = {}
