@@ -177,7 +177,8 @@ def rotations(
 ) -> Rotations:
     """Compute OSCAR's rotations for every layer of a model.
 
-    The authors' script leaves out the first of its dumps; this function reads every token, apart from `first_tokens`.
+    The authors' script skips the first of the activation dumps that it reads; this function uses every token, apart
+    from `first_tokens`.
 
     Args:
         sequences: token ids of S sequences, ``[S, L]`` (the authors use about 20,000 to 30,000 tokens).
