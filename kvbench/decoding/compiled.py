@@ -133,7 +133,7 @@ def joining_form(linear: Linear) -> tuple[Any, ...]:
 
 
 def order_of_calls(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """Return those of `names` that the code of a module's forward method mentions, in the order of first mention."""
+    """Return the `names` that occur in the code of a module's forward method, in the order of first occurrence."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return [] if code is None else [name for name in code.co_names if name in names]
 
@@ -171,7 +171,7 @@ def whole_int4(linears: Sequence[Int4Linear]) -> Int4Weight:
 
 
 def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return the buffer that the tensors fill as consecutive views along dimension 0; None if they fill none."""
+    """Return the buffer that the tensors fill as consecutive views along dimension 0; None if there is none."""
     first, storage = parts[0], parts[0].untyped_storage()
     begins = accumulate((part.numel() for part in parts), initial=0)
     together = all(

@@ -164,7 +164,7 @@ class Captured:
     @torch.inference_mode(False)
     @torch.no_grad()
     def record(self) -> None:
-        """Capture the pass with the present buffers of the cache; the step must have been built for them.
+        """Capture the pass with the cache's present buffers, for which :meth:`Recorded.build` must have been called.
 
         Raises:
             NotServed: a layer cannot be served by a recorded pass.
@@ -215,7 +215,7 @@ def decode_captured(captured: Captured, token: Tensor, stopping: Stopping, max_n
     Call :meth:`Captured.first` before. `token` is the first new token of each row, ``[B]``.
 
     Returns:
-        For each step, seconds on the host from the arrival of the previous step's tokens to that of its own.
+        For each step, seconds on the host between the arrival of the previous step's tokens and of its own.
 
     Raises:
         CacheError: a later step could not be captured again, or the model did not use the cache.

@@ -1,4 +1,4 @@
-"""Counts and times of rounds of speculation, and the choice of gamma, the number of drafts per round, from them.
+"""Counts and times of rounds of speculation, by which gamma, the number of drafts per round, is chosen.
 
 A round with g drafts takes ``g * draft + verify(g)`` seconds and is expected to yield ``1 + a1 + a1 a2 + ... + a1..ag``
 tokens, where ai is the probability that draft i is accepted if all drafts before it were. The g with the most expected
@@ -80,7 +80,7 @@ def totals(rounds: Sequence[Round], rows: Sequence[int]) -> dict[str, Any] | Non
 
 
 def _counted_drafts(turn: Round, row: int) -> int:
-    """Return how many drafts of a round count in a row: all, or those up to an accepted end-of-sequence token."""
+    """Return how many drafts of a round count for a row: all, or up to an accepted end-of-sequence token."""
     emitted, accepted = turn.emitted[row], turn.accepted[row]
     return emitted if emitted <= accepted else turn.drafted[row]
 
@@ -181,7 +181,7 @@ class Gamma:
         draft_seconds: float | None,
         verify_seconds: float | None,
     ) -> None:
-        """Take note of one round with `gamma` drafts.
+        """Record the counts and times of one round with `gamma` drafts.
 
         Args:
             drafted: number of drafts that each row was allowed to accept; 0 for a row that had ended.

@@ -66,7 +66,7 @@ class Marks:
 
 
 class CapturedRounds(Engine):
-    """Engine whose forward passes, one for drafting and one per gamma for verification, are replays of CUDA graphs.
+    """Engine that replays CUDA graphs: one for a forward pass that drafts, and one per gamma for verification.
 
     Args:
         cache: the target's cache, which already contains the prompts.

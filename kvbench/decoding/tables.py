@@ -55,7 +55,7 @@ class Layout:
         return other is not None and self.shape == other.shape and self.pointers == other.pointers
 
     def spans(self, batch: int) -> list[tuple[int, int, int]]:
-        """Return where the tables of each layer begin, where its places begin, and where they end."""
+        """Return, per layer, the indices in `numbers` where its table begins, its places begin, and its places end."""
         spans, first = [], 0
         for order in self.shape:
             middle = first + batch * len(order) * FIELDS
@@ -91,7 +91,7 @@ def laid_out(cache: KVCache, places: Sequence[Sequence[tuple[int, int]]]) -> Lay
 
 
 def layer_state(layer: KVLayer) -> tuple[Any, ...]:
-    """Return the lengths and starts of all segments of a layer; layers for which they are equal have equal tables."""
+    """Return the lengths and starts of all segments of a layer, on which its tables depend."""
     return tuple(
         (tuple(segment.lengths), tuple(getattr(segment, "starts", ())))
         for store in layer.stores()
@@ -107,7 +107,7 @@ def pointers(layer: KVLayer) -> tuple[int, ...]:
 
 
 class Upload:
-    """Copies of arrays from the host to one tensor on the device, for which the host does not wait."""
+    """Sender of arrays from the host to one tensor on the device, without waiting for the copies."""
 
     def __init__(self, target: Tensor) -> None:
         self.target, self._sent = target, 0
@@ -144,7 +144,7 @@ class Ledger:
         layout: the same tables on the host, as they were when they were last sent; None before that.
         version: number that increases when buffers have been reallocated, after which earlier recordings are invalid.
         room: for each row, how many tokens more than at the last :meth:`refresh` the device may add on its own.
-        gained: for each row, how many tokens it has added since then.
+        gained: for each row, how many tokens the device has added since then.
         behind: the last round, which the cache on the host does not contain yet: the number of tokens in a row's
             verification, and for each row how many of them have been confirmed. None if it contains all rounds.
     """

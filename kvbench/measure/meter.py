@@ -66,7 +66,7 @@ class Watch:
 
     @property
     def span(self) -> tuple[Reading | None, Reading | None]:
-        """The readings before the first step and after the last one; None where the counter was not read."""
+        """Energy readings before the first step and after the last one; None where the counter was not read."""
         return (self.readings[0], self.readings[-1]) if self.readings else (None, None)
 
     def phase(self, name: str) -> None:

@@ -85,7 +85,7 @@ class Method(Policy["KVLayer"]):
         return self
 
     def transform(self, layer: KVLayer, side: Side) -> Transform | None:
-        """Return the basis in which `layer` stores its keys or its values; None for that of the model.
+        """Return the basis in which `layer` stores its keys or its values; None for the model's own basis.
 
         Attention rotates keys and queries after RoPE; it rotates values, and rotates the output back. A method may
         override this to choose a transform per layer, side and KV head. Of `layer` only index, sizes (``heads``,

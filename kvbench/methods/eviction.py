@@ -154,7 +154,7 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def with_recent(chosen: torch.Tensor, n: int, recent: int) -> torch.Tensor:
-    """Append the indices of the `recent` newest of `n` tokens to those of chosen tokens, ``[..., m + recent]``."""
+    """Return the indices `chosen`, ``[..., m]``, followed by the last `recent` of `n`: ``[..., m + recent]``."""
     newest = torch.arange(n - recent, n, device=chosen.device).expand(*chosen.shape[:-1], recent)
     return torch.cat([chosen, newest], -1)
 

@@ -141,7 +141,7 @@ class H2O(ScoredMethod):
         return [scored_segments.ScoredSegment(*shape, layer.dtype, layer.device, capacity=room)]
 
     def placed(self, layer: KVLayer, rows: slice, attention: torch.Tensor | None, index: torch.Tensor | None) -> None:
-        """Start the kept tokens' attention sums with what they received during the prompt (``evict=steps`` only)."""
+        """Set the kept tokens' sums to the attention received during the prompt (``evict=steps`` only)."""
         if self.evict == "steps":
             assert attention is not None
             received = self.received(attention, layer.heads)
@@ -243,9 +243,9 @@ class H2O(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens of which none is dropped: the budget.
+        """Return the largest number of tokens that are all kept: the budget.
 
-        If the budget is a share, it is :attr:`least`, because at least this many tokens are kept.
+        If the budget is a share, the number is :attr:`least`, because at least this many tokens are kept.
         """
         key, tokens = ("budget", self.budget) if isinstance(self.budget, int) else ("recent", self.least)
         return Reach(f"method.{key}", getattr(self, key), tokens, of_prompt=self.evict == "prefill")

@@ -147,7 +147,7 @@ class HFQuantized(Method):
         return (Package(module, "method.backend", self.backend, "run pip install 'kvbench[hf]'"),)
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens of which none is quantized: `sinks` plus `recent`; None if both are 0."""
+        """Return the largest number of tokens that are all kept exactly: `sinks` plus `recent`; None if both are 0."""
         exact = self.sinks + self.recent
         key = "recent" if self.recent else "sinks"
         return Reach(f"method.{key}", getattr(self, key), exact) if exact else None

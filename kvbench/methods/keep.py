@@ -132,7 +132,7 @@ class KeepMethod(Scorer, Kivi):
     # -- storage ----------------------------------------------------------------------------------------------------
 
     def counted(self, layer: KVLayer, row: int) -> int:
-        """Return the token count to call :meth:`exact` with: stored tokens, and the sinks even if they are dropped."""
+        """Return the token count to call :meth:`exact` with: the stored tokens, and all sinks, even dropped ones."""
         if layer.order[row] is None:
             return super().counted(layer, row)
         stored = layer.stores()[0].signature(row)
@@ -202,7 +202,7 @@ class KeepMethod(Scorer, Kivi):
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens of which none is dropped or packed.
+        """Return the largest number of tokens that are all kept in full precision.
 
         A prompt of up to `keep` tokens loses none; if `keep` is a share, one of up to :attr:`least` tokens. With a
         quantizer, the result is at most :meth:`Kivi.reach`.

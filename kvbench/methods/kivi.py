@@ -79,7 +79,7 @@ class Kivi(RecencyMethod):
         return self.full(layer, side, capacity=self.window + self.residual + 16, slack=16)
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens of which none is packed or dropped.
+        """Return the largest number of tokens that are all kept in full precision.
 
         It is sinks + R - 1, because keys are packed as soon as the window holds R of them; with `evict` sinks + R; with
         `window` sinks + window, as values are packed one by one.

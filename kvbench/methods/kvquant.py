@@ -129,7 +129,7 @@ class KVQuant(RecencyMethod):
             )
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens of which none is packed: `first_tokens`; None if it is 0."""
+        """Return the largest number of tokens that all stay in full precision: `first_tokens`; None if it is 0."""
         return Reach("method.first_tokens", self.first_tokens, self.first_tokens) if self.first_tokens else None
 
     # -- the calibration file ---------------------------------------------------------------------------------------

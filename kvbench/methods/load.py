@@ -88,10 +88,10 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
 
 
 def true_name(quantizer: Mapping[str, Any], extra: Path | None = None) -> str:
-    """Return the name that a quantizer's formats should have: that of its preset, followed by all differences from it.
+    """Return the name for a quantizer's formats: the preset's name, followed by all differences from the preset.
 
-    Examples are ``int2`` and ``int2+key.group_size=64``. The group's own ``name`` must begin with that of a preset,
-    which may also be one of the folder `extra` (``--config-dir``).
+    Examples are ``int2`` and ``int2+key.group_size=64``. The group's own ``name`` must begin with the name of a preset,
+    from kvbench or the folder `extra` (``--config-dir``).
     """
     name = str(quantizer.get("name"))
     path = group_options("quantizer", extra).get(preset_name(name))

@@ -85,7 +85,7 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
 
 @lru_cache(maxsize=16)
 def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
-    """Return the indices of those of `length` full-precision tokens that stay in full precision at a flush.
+    """Return which of `length` full-precision tokens, by index, a flush leaves in full precision.
 
     These are every other one of the oldest 2 W tokens, beginning with the first, and all tokens after them.
     """
@@ -154,7 +154,7 @@ class LogQuant(Method):
             replace(self.quantizer, key=self.key_format()).check("quantizer", head_dim)
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens of which none is quantized: sinks + 3 W - 1."""
+        """Return the largest number of tokens that all stay in full precision: sinks + 3 W - 1."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + 3 * self.W - 1)
 
@@ -191,7 +191,7 @@ class LogQuant(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt; the tokens to quantize are those that decoding it token by token would have quantized."""
+        """Store the prompt, and quantize the tokens that decoding it token by token would have quantized."""
         sinks = min(self.sinks, keys.shape[2])
         if self.whole_window(layer.window):
             for store, x in zip(layer.stores(), (keys, values), strict=True):
@@ -252,7 +252,7 @@ class LogQuant(Method):
         return window is not None and window - 1 < 3 * self.W + self.sinks
 
     def passed(self, hidden: int) -> int:
-        """Return how many quantized tokens can be dropped: those of flushes all of whose tokens are hidden."""
+        """Return how many quantized tokens can be dropped: the tokens of each flush that is hidden as a whole."""
         # the k-th flush (k = 0, 1, ...) takes only tokens before (k + 2) W
         return 0 if self.evict else max((hidden - self.sinks) // self.W - 1, 0) * self.W
 

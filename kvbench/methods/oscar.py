@@ -88,13 +88,13 @@ class Oscar(RecencyMethod):
         return min(n, self.window)
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens of which none is packed: `sinks` + `window`; None if both are 0."""
+        """Return the largest number of tokens that are all kept exactly: `sinks` + `window`; None if both are 0."""
         if self.window:
             return Reach("method.window", self.window, self.sinks + self.window)
         return Reach("method.sinks", self.sinks, self.sinks) if self.sinks else None
 
     def transform(self, layer: KVLayer, side: Side) -> Transform | None:
-        """Return the basis of a layer's keys or values: calibrated, or with ``basis=rotation`` that of `rotation`."""
+        """Return the basis of a layer's keys or values: the calibrated one, or with ``basis=rotation`` `rotation`."""
         if self.basis == "rotation":
             return super().transform(layer, side)
         from kvbench.rotation import transform

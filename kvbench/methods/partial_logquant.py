@@ -77,7 +77,7 @@ class PartialLogQuant(LogQuant):
             )
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens of which none is quantized: sinks + W, one less for ``released``."""
+        """Return the largest number of tokens that are all kept exactly: sinks + W, or one less for ``released``."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + self.W - (self.value_window == "released"))
 

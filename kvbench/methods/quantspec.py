@@ -147,7 +147,7 @@ class QuantSpec(RecencyMethod):
         return self.draft_method.packages() if self.own_cache else ()
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens of which the target packs none: 2 G - 1; None for ``target=fp16``."""
+        """Return the largest number of tokens that are all exact in the target: 2 G - 1; None for ``target=fp16``."""
         if self.target == "fp16":
             return None
         return Reach("quantizer.key.group_size", self.G, 2 * self.G - 1)

@@ -73,7 +73,7 @@ class SnapKV(ScoredMethod):
         return self.pooled(reduce(votes.unflatten(1, (heads, -1)), self.group, 2))
 
     def pooled(self, votes: torch.Tensor) -> torch.Tensor:
-        """Return votes ``[B, H, n]`` pooled over neighbours; at both ends an average counts missing ones as 0."""
+        """Return votes ``[B, H, n]`` pooled over neighbours; at the ends, an average counts missing neighbours as 0."""
         pool = torch.nn.functional.max_pool1d if self.pooling == "max" else torch.nn.functional.avg_pool1d
         return pool(votes, self.kernel, stride=1, padding=self.kernel // 2)
 
@@ -85,7 +85,7 @@ class SnapKV(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach:
-        """Return the length of the longest prompt of which no token is dropped; the window if the budget is a share."""
+        """Return the length of the longest prompt that is kept whole: the budget, or the window if that is a share."""
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)
         return Reach("method.window", self.window, self.window, of_prompt=True)

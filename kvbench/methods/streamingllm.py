@@ -110,7 +110,7 @@ class StreamingLLM(Method):
         check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and one new token")
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens of which none is dropped: the budget, or `sinks` + 1 if it is a share.
+        """Return the largest number of tokens that are all kept: the budget, or `sinks` + 1 if the budget is a share.
 
         With ``evict=prefill``, the number counts only the tokens of the prompt.
         """

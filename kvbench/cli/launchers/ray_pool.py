@@ -74,7 +74,7 @@ def _workers(config: RunConfig) -> int:
 
 
 def _gpus(configs: list[RunConfig | None], memory: Callable[[], int | None]) -> float:
-    """Return the share of a GPU that holds the runs of a unit; 1 if they need it alone, 0 if they run on the CPU.
+    """Return the share of a GPU that holds the runs of a unit; 1 if they need a whole GPU, 0 if they run on the CPU.
 
     A run that measures times, or shares its GPU's prefill with other runs, gets a whole GPU.
     """
