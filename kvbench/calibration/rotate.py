@@ -47,12 +47,12 @@ Visit = Callable[[int, Tensor, Tensor, Tensor], None]
 
 
 def attended(model: PreTrainedModel, sequences: Tensor, visit: Visit, tell: Callable[[], None] = lambda: None) -> None:
-    """Run a model that uses transformers' attention interface on sequences; pass on what each layer's attention reads.
+    """Run a model on sequences, and pass what each layer's attention reads to `visit`.
 
     Args:
         sequences: token ids ``[S, L]``.
-        visit: function called for each sequence and attention layer. Its arguments are the layer's number among these,
-            and queries and keys after RoPE and values, ``[L, heads, D]`` each.
+        visit: function called for each sequence and attention layer. Its arguments are the layer's index among the
+            attention layers, and queries and keys after RoPE and values, ``[L, heads, D]`` each.
 
     Raises:
         ModelError: kvbench does not support the model's attention, or a query, key or value is NaN or Inf.

@@ -165,7 +165,7 @@ def _overrides(defaults: Any) -> Iterator[str]:
 
 
 def _fixed(group: str, key: str) -> bool:
-    """Return True for a ``name`` that the choice itself determines, so that it is no option; a model's can be set."""
+    """Return True for a group's ``name``, which its choice determines; only the name of a model is an option."""
     return key == "name" and group in ("dataset", "quantizer", "logger")
 
 

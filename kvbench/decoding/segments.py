@@ -175,8 +175,8 @@ def copy(pairs: Sequence[Pair]) -> None:
 def aside(devices: Iterable[torch.device]) -> Iterator[None]:
     """Make each GPU's capture stream (:func:`side_stream`) its current stream inside a ``with`` block.
 
-    Their work begins after everything that is queued on the current streams now. At the end of the block, the host
-    waits for it. The first GPU becomes the current device.
+    The work on the capture streams begins after everything that is queued on the current streams now. At the end of the
+    block, the host waits for it. The first GPU becomes the current device.
     """
     streams = [side_stream(device) for device in devices]
     with ExitStack() as stack:

@@ -215,8 +215,8 @@ class StreamingLLM(Method):
     def columns(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """Return the column, in the padded batch, of the token in each slot of a row, ``[n]``.
 
-        Unlike :meth:`positions`, it tells where a sink is in the text, not where its key has been rotated to. None if
-        no token has been dropped.
+        Unlike :meth:`positions`, the result says where sinks are in the text, not where their keys have been rotated
+        to. None if no token has been dropped.
         """
         return self._placed(layer, row, moved=False)
 

@@ -150,9 +150,9 @@ class TurboQuant(FormatMethod):
     def packed_bytes(self, at: Setting, count: int, form: FormatSpec) -> KVBytes:
         """Return the bytes of `count` packed tokens in a format, counting only their keys or only their values.
 
-        A key has a norm, with a sketch also the length of the residual; a value has a scale and a minimum; all in fp16.
-        vLLM also rounds the bytes of a token (key and value) up to an even number, which they are if the head is a
-        multiple of 16 channels.
+        In addition to codes, a key has a norm and, with a sketch, the length of the residual; a value has a scale and a
+        minimum. All of these are fp16. vLLM also rounds the bytes of a token (key and value) up to an even number,
+        which they are if the head is a multiple of 16 channels.
         """
         assert isinstance(form, StoredFormat)
         params = 2 if form.side == "value" else 0 if form.bits == 8 else 1 + self.qjl

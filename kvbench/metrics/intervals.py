@@ -61,7 +61,7 @@ def of_scores(scores: Sequence[float]) -> Interval | None:
 
 
 def of_pairs(first: Sequence[float], second: Sequence[float]) -> Interval | None:
-    """Return the interval of the mean of ``first - second``, scores in 0..1 of the same samples; None without any."""
+    """Return the interval of the mean of ``first - second``, for scores in 0..1 of the same samples; None if empty."""
     n = len(first)
     if not n:
         return None

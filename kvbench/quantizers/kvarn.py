@@ -158,7 +158,7 @@ class KvarnQuantizer(AffineQuantizer):
         return (values.clamp_(-FP16_MAX, FP16_MAX) if dtype == torch.float16 else values).to(dtype)
 
     def _rows_first(self, tiles: Tensor) -> Tensor:
-        """Transpose tiles ``[..., G, D]`` if necessary, so that a row shares a scale; a second call undoes it."""
+        """Transpose tiles ``[..., G, D]`` for axis ``channel``: a row then has one scale. A second call undoes it."""
         return tiles.transpose(-1, -2) if self.axis == "channel" else tiles
 
     def _flat(self, param: Tensor, row: bool) -> Tensor:

@@ -223,8 +223,8 @@ def _search_tables(channels: int, bits: int, device: str) -> tuple[Tensor, Tenso
 class SketchQuantizer(AffineQuantizer):
     """TurboQuant's keys with a 1-bit sketch of the residual: attention scores are unbiased, but vary more.
 
-    The upper b - 1 bits of a code are the level's (:func:`kvbench.quantizers.turboquant.stored_codes`). The lowest bit
-    of channel i is the sign of projection i of the residual, 1 if negative. Parameters are ``(norm, residual)``, in
+    The upper b - 1 bits of a code stand for the level (:func:`kvbench.quantizers.turboquant.stored_codes`). The lowest
+    bit of channel i is the sign of projection i of the residual, 1 if negative. Parameters are ``(norm, residual)``, in
     fp16 ``[..., T, 1]``.
 
     Args:

@@ -139,7 +139,7 @@ def keep_unit_records(unit: Unit, records: dict[str, bytes]) -> None:
 
 
 def _results_dir(unit: Unit, overrides: list[str]) -> Path:
-    """Return the folder of a job's runs on this machine; its record names that of the machine on which it ran."""
+    """Return the folder of runs for a job on this machine; the job's record names the folder where the job ran."""
     try:
         return Path(job.composed(overrides, unit.extra)["runtime"]["results_dir"])
     except KvbenchError:  # an invalid configuration has no run
