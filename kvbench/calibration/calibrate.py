@@ -1,6 +1,6 @@
 """Calibration of a model on a text: KVQuant's outlier thresholds and codebooks for every layer.
 
-They follow from keys (before RoPE) and values on the text, with squared gradients of the loss.
+They are fitted to the keys (before RoPE) and values on the text, with squared gradients of the loss as weights.
 
 The squared gradient with respect to a key or value is the diagonal of the Fisher information. KVQuant weights the
 quantization error of an element by it (KVQuant, sec. 3; SqueezeAILab/KVQuant, gradients/run-fisher.py).

@@ -83,8 +83,8 @@ class Calibration(stored.Stored):
     def defect(self, name: str, tensor: Tensor) -> str | None:
         """Return what is wrong with a tensor, or None; see :meth:`Stored.defect`.
 
-        Levels must ascend and not all be equal; calibration repeats the last one if there are too few distinct
-        elements. Upper thresholds must not be below lower ones, and Q-Norm's scale must be positive.
+        Levels must ascend and not all be equal; where there were too few distinct elements, the last level is repeated.
+        Upper thresholds must not be below lower ones, and Q-Norm's scale must be positive.
         """
         if ".levels." in name and (bool((tensor.diff() < 0).any()) or bool(tensor[0] == tensor[-1])):
             return f"is not a codebook of ascending levels, but {_some(tensor)}"

@@ -47,12 +47,12 @@ Visit = Callable[[int, Tensor, Tensor, Tensor], None]
 
 
 def attended(model: PreTrainedModel, sequences: Tensor, visit: Visit, tell: Callable[[], None] = lambda: None) -> None:
-    """Run a model that uses transformers' attention interface on sequences; pass on what each layer's attention reads.
+    """Run a model on sequences, and pass what each layer's attention reads to `visit`.
 
     Args:
         sequences: token ids ``[S, L]``.
-        visit: function called for each sequence and attention layer. Its arguments are the layer's number among these,
-            and queries and keys after RoPE and values, ``[L, heads, D]`` each.
+        visit: function called for each sequence and attention layer. Its arguments are the layer's index among the
+            attention layers, and queries and keys after RoPE and values, ``[L, heads, D]`` each.
 
     Raises:
         ModelError: kvbench does not support the model's attention, or a query, key or value is NaN or Inf.
@@ -177,7 +177,8 @@ def rotations(
 ) -> Rotations:
     """Compute OSCAR's rotations for every layer of a model.
 
-    The authors' script leaves out the first of its dumps; this function reads every token, apart from `first_tokens`.
+    The authors' script skips the first of the activation dumps that it reads; this function uses every token, apart
+    from `first_tokens`.
 
     Args:
         sequences: token ids of S sequences, ``[S, L]`` (the authors use about 20,000 to 30,000 tokens).

@@ -70,7 +70,7 @@ class Rotations(Stored):
 def find_rotations(
     named: Path | None, fits: Callable[[Rotations], bool], beside: Path | None, model: str, command: str
 ) -> Rotations:
-    """Return the first file of rotations for which ``fits(file)`` is True, or the one that is named.
+    """Return the file `named`, or else the first file of rotations for which ``fits(file)`` is True.
 
     Args:
         named: a file, which is returned whatever `fits` says, or the only folder to search; None for the usual folders.

@@ -135,7 +135,7 @@ def _common(data: Mapping[str, Any], notes: Mapping[str, str]) -> tuple[dict[str
 
 
 def _file(group: str, path: Path, files: Mapping[str, Path]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the keys and comments of a file, merged with those of the files of its group that it is based on."""
+    """Return the keys and comments of a file, after those of the files of its group that its ``defaults`` name."""
     text = choice_text(path)
     own = yaml.safe_load(text) or {}
     data: dict[str, Any] = {}
@@ -165,7 +165,7 @@ def _overrides(defaults: Any) -> Iterator[str]:
 
 
 def _fixed(group: str, key: str) -> bool:
-    """Return True for a ``name`` that the choice itself determines, so that it is no option; a model's can be set."""
+    """Return True for a group's ``name``, which its choice determines; only the name of a model is an option."""
     return key == "name" and group in ("dataset", "quantizer", "logger")
 
 

@@ -181,7 +181,7 @@ class Composer:
         return True
 
     def _fitted(self, jobs: Sequence[list[str]]) -> list[list[str]]:
-        """Return the jobs of a sweep over methods, in which fp16 runs without the quantizer that the others have.
+        """Return the jobs of a sweep over methods; those of fp16, which takes no quantizer, lose ``quantizer=``.
 
         Raises:
             ConfigError: the sweep has one quantizer, and some of its methods do not take it.
@@ -345,9 +345,10 @@ class Composer:
                 self.keys.check_path(config, override, " ".join(choice))
 
     def _choices_alone(self, texts: tuple[str, ...]) -> Mapping[str, Any]:
-        """Return the configuration of some choices, without interpolations resolved; to be read, not changed.
+        """Return the configuration of some choices, with interpolations unresolved; callers must not change it.
 
-        Choices of this package are composed once per process; those of ``--config-dir``, whose files may change, anew.
+        Choices of this package are composed once per process, those of ``--config-dir`` at each call, because files may
+        change.
         """
         if self.extra is not None:
             return to_plain(self._by_hydra(texts)[0], resolve=False)

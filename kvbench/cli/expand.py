@@ -33,9 +33,9 @@ def limit(name: str, default: int) -> int:
 def check_sweeps(overrides: Sequence[Override], groups: Collection[str], settings: int = 1) -> None:
     """Raise ConfigError if an override of a sweep lists no values or a value twice, or if there are too many jobs.
 
-    An invalid ``range()`` or ``glob()`` is also an error, and so is any ``interval()``, because it does not list
-    values; ``glob()`` lists only choices of groups. The sweep runs all combinations once for each of the `settings`
-    after ``setting=``.
+    Other errors are an invalid ``range()`` or ``glob()``, a ``glob()`` for anything but a group, and any
+    ``interval()``, which lists no values. `settings` is the number of settings after ``setting=``, each of which the
+    sweep runs with all combinations.
     """
     most, jobs = limit(MAX_JOBS_NAME, MAX_JOBS), settings
     parts = [f"setting: {settings}"] if settings > 1 else []

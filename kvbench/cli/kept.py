@@ -1,7 +1,7 @@
 """``python -m kvbench.fetch --list`` and ``--remove``: models and encoders in kvbench's own folder.
 
-These are converted GGUF files, the files from packages they were made of, and encoders from packages. What came from
-the hub is in the hub's cache, which ``hf cache`` lists and prunes.
+The folder has models converted from GGUF files, GGUF files that came in Python packages, and encoders that came in
+Python packages. Files from the hub are in the hub's cache, which ``hf cache`` lists and prunes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sweeps (``--multirun``): the plan is written, the missing jobs run, and a table of all jobs ends the command."""
+"""Sweeps (``--multirun``): write the plan, run the jobs that are missing, and print a table of all jobs."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def _keep_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _count_line(done: Sequence[Outcome], expected: int) -> str:
-    """Return a line with the number of jobs by status, and how many of them were complete before."""
+    """Return a line with the number of jobs by status, and how many of them had been done before this call."""
     ended = Counter(outcome["status"] for outcome in done)
     before = sum(outcome["status"] == "ok" and outcome.get("before", False) for outcome in done)
     parts = [

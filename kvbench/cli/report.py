@@ -100,7 +100,7 @@ def _main(arguments: argparse.Namespace) -> int:
 
 
 def _undamaged_run(store: RunStore) -> RunStore:
-    """Return a run that was named; raise KvbenchError if its `metrics.json` is damaged."""
+    """Return `store`, a run that the user named; raise KvbenchError if its `metrics.json` is damaged."""
     problem = store.problem()
     if problem:
         raise KvbenchError(problem)

@@ -97,7 +97,10 @@ def find_run(stores: Sequence[RunStore], name: str) -> RunStore:
 
 
 def results_above(runs: Path) -> Path:
-    """Return the folder of the papers' numbers and the sweeps: the nearest ``results`` above `runs`, or its parent."""
+    """Return the folder with the papers' numbers and the sweeps.
+
+    It is the nearest folder ``results`` above `runs`; if there is none, the parent of `runs`.
+    """
     return next((folder for folder in runs.absolute().parents if folder.name == "results"), runs.parent)
 
 

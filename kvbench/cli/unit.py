@@ -97,7 +97,7 @@ def _run_sharing_prefill(jobs: Sequence[tuple[int, list[str]]], folder: Path, ex
 def _room(jobs: Sequence[Sequence[str]], extra: Path | None) -> Iterator[None]:
     """Reserve memory of the GPU inside a ``with`` block, if other jobs of the sweep use the same GPU.
 
-    The model is freed at the end of the block, because its memory is then another job's.
+    The model is freed at the end of the block, because another job may then use its memory.
     """
     from kvbench.runner import gate
 
@@ -155,7 +155,7 @@ def _running(folder: Path, number: int) -> Iterator[Callable[[str], None]]:
 
 
 def _ended(folder: Path, number: int, outcome: Outcome) -> None:
-    """Record the outcome of a job, also in :data:`outcomes` in case it cannot be written, and rewrite the table."""
+    """Write the outcome of a job and the table; :data:`outcomes` has the outcome too, in case writing fails."""
     outcomes[number] = outcome
     try:
         plan.record(folder, number, outcome)

@@ -86,8 +86,8 @@ def help_text(extra: Path | None = None) -> str:
 def folded(text: str) -> str:
     """Break the lines of a help text that are wider than the terminal, or than the variable ``COLUMNS``.
 
-    Text after a gap of two spaces is continued in its own column, if that begins in the left half. If there is no
-    terminal and ``COLUMNS`` is not set, the text is returned unchanged.
+    Text after a gap of two spaces is continued in its own column, if that column begins in the left half of the
+    terminal. If there is no terminal and ``COLUMNS`` is not set, the text is returned unchanged.
     """
     width = max(NARROWEST, shutil.get_terminal_size((sys.maxsize, 24)).columns)
     lines = []

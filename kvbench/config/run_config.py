@@ -1,8 +1,8 @@
 """The schema of a run's configuration: one dataclass per group, and the constraints between groups.
 
 For a wrong key, value or combination, :func:`checked_config` raises an error that names the key, the value, what is
-allowed and the closest valid name. It imports neither torch nor transformers and runs before weights or data are
-touched.
+allowed and the closest valid name. This module imports neither torch nor transformers; the check runs before weights or
+data are read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RunConfig:
 
 
 def checked_config(config: Mapping[str, Any]) -> RunConfig:
-    """Check a composed configuration (group names, each with its keys and values), and return it as typed data.
+    """Check a composed configuration, which maps group names to keys and values, and return it as typed data.
 
     Raises:
         ConfigError: a key, value or combination is wrong; the error describes the first one found.

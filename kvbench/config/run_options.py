@@ -73,23 +73,24 @@ class RuntimeConfig:
             tokens. Results differ at most by rounding.
         prefill_rows: prompts per prefill call: ``auto`` (as many as have about 16k tokens together), a number, or None
             (all prompts of the batch).
-        span_rows: spans of a text (perplexity) per batch: ``auto`` (on a GPU as many as its memory holds and make it
-            faster; on a CPU `batch_size`) or a number.
+        span_rows: spans of a text (perplexity) per batch: ``auto`` (on a GPU as many as fit into its memory, unless
+            fewer are as fast; on a CPU `batch_size`) or a number.
         memory_limit_gb: memory in GiB that the process may use on each device; None for no limit.
         device_map: ``auto`` spreads the model's layers evenly over all GPUs; None uses one device.
         tensor_parallel: ``auto`` splits every layer over the processes that torchrun started, so that each holds some
             of the heads and their cache; None for one process.
         workers: number of processes that share the samples of a run, each with the whole model: one per GPU, or several
-            on a CPU. ``auto`` is one per GPU, and 1 without a GPU. The rows are those of a single process.
+            on a CPU. ``auto`` is one per GPU, and 1 without a GPU. The rows are as one process would have written them.
         retry: ``oom`` also repeats runs that ran out of memory; None repeats only failed and interrupted ones.
         rerun: True to repeat samples whose stored results were made by older code; ``times`` to repeat all stored
             samples, keep their answers and scores, and replace times and memory peaks; ``all`` to make everything anew.
         mix_code: what to do if samples are missing, other stored samples were made by older code, and `rerun` does not
             repeat them: True adds the missing samples and marks the run in tables; False raises an error.
         arithmetic: dtype of weights, activations and queries: ``storage`` (``model.dtype``, in which the cache stores
-            what is in full precision), ``float32``, or ``auto``: float32 on CPUs that are slower in 16 bits, which is
-            tried out once. A run with stored samples keeps theirs, and a run compared with fp16 takes that of fp16's
-            samples. What the cache stores and its bytes do not depend on it; each row records it.
+            what is in full precision), ``float32``, or ``auto``: float32 on a CPU that a trial has shown to be slower
+            in 16 bits, else ``storage``. A run with stored samples keeps the arithmetic of these, and a run that is
+            compared with an fp16 run takes the arithmetic of that run. The arithmetic changes neither what the cache
+            stores nor its bytes. Each row records it.
         kernels: implementation of decode attention: ``auto`` (the fastest that supports the case), ``cuda`` or
             ``triton`` on a GPU, ``cpu``, or ``reference`` (plain torch).
         graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (if a step can be captured and the answer is
@@ -97,8 +98,8 @@ class RuntimeConfig:
             records whether graphs were used.
         compile: True to compile everything around attention (norms, RoPE, activations) with torch.compile, in decode
             steps that run as CUDA graphs.
-        shared_prefill: True to let the jobs of a sweep that differ only in the method read each prompt once, if their
-            methods attend to it in full precision; each row says so. It has no effect on a single run.
+        shared_prefill: True: jobs of a sweep that differ only in the method share one prefill of each prompt, if their
+            methods attend to prompts in full precision; each row says so. It has no effect on a single run.
         results_dir: folder in which each run has its own folder.
     """
 

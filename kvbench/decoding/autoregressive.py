@@ -42,7 +42,7 @@ class Observer(Protocol):
 
 @dataclass
 class Generation:
-    """Result of a generation for a batch: new tokens and texts, times, and the way decode steps were run.
+    """Result of a generation for a batch: new tokens and texts, times, and how decode steps were run.
 
     Args:
         tokens: new tokens of each row, without the end-of-sequence token.

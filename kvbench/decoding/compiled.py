@@ -72,7 +72,7 @@ def products(layer: nn.Module, undo: list[Callable[[], None]], drafting: bool = 
 
 
 def joinable_linear(module: Any, drafting: bool) -> Linear | None:
-    """Return the linear layer whose weights a module is to use; None if its forward function must not be replaced.
+    """Return the linear layer whose weights a module is to use; None if the module must keep its forward function.
 
     A linear layer can be replaced if its class is ``nn.Linear`` or :class:`Int4Linear` itself, if its forward function
     has not been replaced before, and if its weight and bias are ordinary tensors (not, for example, distributed over
@@ -97,8 +97,8 @@ def weight(linear: Linear) -> Tensor | Int4Weight:
 def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]], drafting: bool = False) -> None:
     """Compute several linear layers of a module, which read the same input, as one matrix product.
 
-    The weights of the layers become views of one buffer. The layer that is called first computes the product, and each
-    of the others returns its slice of it, so nothing may modify the shared input between these calls.
+    The weights of the layers become views of one buffer. The layer that is called first computes the whole product; the
+    others only return their slices. Nothing may therefore modify the shared input between these calls.
 
     Nothing is changed unless all layers can be replaced (:func:`joinable_linear`) and have the same input size, format
     and device, all or none of them have a bias, and the module calls them in the order of `names`. The output channels
@@ -133,7 +133,7 @@ def joining_form(linear: Linear) -> tuple[Any, ...]:
 
 
 def order_of_calls(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """Return those of `names` that the code of a module's forward method mentions, in the order of first mention."""
+    """Return the `names` that occur in the code of a module's forward method, in the order of first occurrence."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return [] if code is None else [name for name in code.co_names if name in names]
 
@@ -171,7 +171,7 @@ def whole_int4(linears: Sequence[Int4Linear]) -> Int4Weight:
 
 
 def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return the buffer that the tensors fill as consecutive views along dimension 0; None if they fill none."""
+    """Return the buffer that the tensors fill as consecutive views along dimension 0; None if there is none."""
     first, storage = parts[0], parts[0].untyped_storage()
     begins = accumulate((part.numel() for part in parts), initial=0)
     together = all(

@@ -57,7 +57,8 @@ class FinalStates:
     def last(self, batch: int) -> Tensor:
         """Return the states of the newest passes that together have `batch` rows, ``[batch, n, d]``; then forget all.
 
-        A prefill may take several passes: over groups of rows, or over chunks of a prompt, of which the last counts.
+        A prefill may take several passes: over groups of rows, or over chunks of a prompt; only the states of the last
+        chunk are returned.
 
         Raises:
             ModelError: the model did not call its output head.
@@ -202,7 +203,7 @@ def _replayed(
     capture: bool,
     report: Callable[[int], None] | None,
 ) -> bool:
-    """Decode all tokens by replays and store their states; return False if a step cannot be captured."""
+    """Decode all tokens by replays of a captured step and store their states; return False if none can be captured."""
     step = Followed(model, cache, tokens, lengths, states, final)
     captured = Captured(step, compile=compile, capture=capture)
     try:

@@ -78,8 +78,8 @@ def forced_nll(
     """Return the summed negative log-likelihood of a text's tokens in nats, computed by replays of a captured step.
 
     Args:
-        ids: token ids of the text, ``[B, T]``; the cache contains its first tokens. The likelihood of tokens up to the
-            first one that is not cached is not computed.
+        ids: token ids of the text, ``[B, T]``; the cache contains its first tokens. The likelihood of the cached
+            tokens, and of the first token after them, is not computed.
         firsts: for each row, the index of the first token whose likelihood counts.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
         report: called from time to time with the number of tokens processed so far.

@@ -94,9 +94,9 @@ class Captured:
 
     @property
     def stepping(self) -> str:
-        """Text for results on how steps run: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``.
+        """How steps run, as a text for results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``.
 
-        If layers lie on several devices, it begins with ``graph in 3 parts`` or the like.
+        If layers lie on several devices, the text begins with ``graph in 3 parts``, for example.
         """
         parts = 1 if self._segments is None else self._segments.graphs
         how = "graph" if parts == 1 else f"graph in {parts} parts"
@@ -164,7 +164,7 @@ class Captured:
     @torch.inference_mode(False)
     @torch.no_grad()
     def record(self) -> None:
-        """Capture the pass with the present buffers of the cache; the step must have been built for them.
+        """Capture the pass with the cache's present buffers, for which :meth:`Recorded.build` must have been called.
 
         Raises:
             NotServed: a layer cannot be served by a recorded pass.
@@ -215,7 +215,7 @@ def decode_captured(captured: Captured, token: Tensor, stopping: Stopping, max_n
     Call :meth:`Captured.first` before. `token` is the first new token of each row, ``[B]``.
 
     Returns:
-        For each step, seconds on the host from the arrival of the previous step's tokens to that of its own.
+        For each step, seconds on the host between the arrival of the previous step's tokens and of its own.
 
     Raises:
         CacheError: a later step could not be captured again, or the model did not use the cache.

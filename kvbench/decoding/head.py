@@ -34,7 +34,8 @@ class Comparison:
 
     Args:
         positions: KL divergence, change of the true token's probability, and so on, at each position.
-        gap: log-probability of the base's most probable token minus that of its second, in nats, ``[n]``.
+        gap: log-probability of the base's most probable token minus that of the second most probable one, in nats,
+            ``[n]``.
         top: the base's most probable token, ``[n]``.
     """
 

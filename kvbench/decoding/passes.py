@@ -255,7 +255,7 @@ def forward(
 ) -> Tensor:
     """Run the model on new tokens, append these to the cache, and return their logits.
 
-    The tokens go one by one if the model cannot continue the states of its layers with several at once (Jamba).
+    If a model with recurrent states cannot process several new tokens at once (Jamba), there is a pass per token.
 
     Args:
         input_ids: new tokens ``[B, q]``.

@@ -143,7 +143,7 @@ def _by_passes(
     size: int,
     report: Callable[[int], None] | None,
 ) -> Tensor:
-    """Return the likelihood of the uncached tokens except the first one, by passes over `size` tokens each."""
+    """Return each row's negative log-likelihood, fp64 ``[B]``, by passes over `size` uncached tokens each."""
     width, begin = ids.shape[1], cache.get_seq_length()
     total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
     for place in range(begin, width - 1, size):
@@ -237,7 +237,7 @@ def nll(logits: Tensor, target: Tensor, firsts: Sequence[int], place: int) -> Te
 
     Args:
         logits: ``[B, n, V]``.
-        target: the tokens that they predict, ``[B, n]``.
+        target: the tokens that the logits predict, ``[B, n]``.
         firsts: for each row, the index in the text of the first token that counts.
         place: index in the text of ``target[:, 0]``.
     """
@@ -289,7 +289,7 @@ def _simulated(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Place the new keys and values in the stores, then attend to these: ``[B, q, Hq, Dv]`` and None."""
+    """Store the new keys and values, then return attention to the stored ones, ``[B, q, Hq, Dv]``, and None."""
     if not isinstance(key, Handle):
         return model_attention(module, query, key, value, attention_mask, scaling, **kwargs)
     layer = key.layer

@@ -54,7 +54,7 @@ def layer_errors(
     """Measure the error of each layer's attention for one prompt and the tokens after it.
 
     Args:
-        base: function that returns an empty full-precision cache, for which the model is then set up.
+        base: function that sets the model up for a full-precision cache, and returns the empty cache.
         candidate: the same for the cache to examine.
         input_ids: the prompt, ``[1, T]``.
         tokens: the tokens after it, ``[1, n]``.
@@ -82,7 +82,7 @@ def _decode_error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 @contextmanager
 def _taped(model: PreTrainedModel, tape: _Tape, given: Sequence[Sequence[Tensor]] | None = None) -> Iterator[None]:
-    """Record each layer's attention inside a ``with`` block; if `given`, its inputs are replaced by these."""
+    """Record each layer's attention inside a ``with`` block; inputs in `given` replace those of the layers."""
     hooks: list[Any] = []
     for index, module in enumerate(attentions(model)):
         tape.inputs.append([])

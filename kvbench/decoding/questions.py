@@ -122,9 +122,9 @@ def continuation_likelihoods(
         prefill_chunk: context tokens per forward pass; None: all at once.
 
     Yields:
-        For each continuation: its log-likelihood in nats, summed over its tokens in fp32; True if every token of it is
-        the most probable one; and the cache after the last token that was fed, which may be read until the next
-        continuation.
+        For each continuation: its log-likelihood in nats, summed over its tokens in fp32; True if each of its tokens is
+            the most probable one at its place; and the cache after the last token that was fed to the model, to be read
+            before the next continuation is requested.
 
     Raises:
         CacheError: the cache was used before, or the model did not use it.

@@ -98,5 +98,5 @@ def check_eager(layer: KVLayer, count: int) -> None:
 
 
 def expected(layer: KVLayer) -> int:
-    """Return the largest number of tokens that captured steps must serve; ``sys.maxsize`` if it is unknown."""
+    """Return the largest number of tokens per row that captured steps must handle; ``sys.maxsize`` if unknown."""
     return layer.progress.max_length or sys.maxsize

@@ -69,7 +69,7 @@ class Shared:
     def draws(self, active: Sequence[bool], limits: Sequence[int], generators: Sequence[torch.Generator]) -> Numbers:
         """Draw the random numbers of a round in the order in which eager rounds draw them, and return :attr:`given`.
 
-        Generators of rows that have ended are not used. `limits` are the drafts that each row may accept.
+        Generators of rows that have ended are not used. `limits` are the numbers of drafts that each row may accept.
         """
         most, sampled = self.most, self.chances is not None
         given = np.zeros(tuple(self.given.shape), dtype=np.float32)
@@ -200,8 +200,8 @@ class Verification(Recorded):
     def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
         """Compute a layer's attention as :meth:`Recorded.serve` does, and give a draft's own cache the same tokens.
 
-        The target's keys and values replace those that the drafts have left there. Rejected ones are overwritten by the
-        next round's, as in the target's cache.
+        The target's keys and values replace those that drafting wrote there. The next round overwrites those of
+        rejected drafts, as in the target's cache.
         """
         turn = self._turn
         output = super().serve(query, key, value, scaling, logits)

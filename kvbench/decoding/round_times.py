@@ -1,4 +1,4 @@
-"""Counts and times of rounds of speculation, and the choice of gamma, the number of drafts per round, from them.
+"""Counts and times of rounds of speculation, by which gamma, the number of drafts per round, is chosen.
 
 A round with g drafts takes ``g * draft + verify(g)`` seconds and is expected to yield ``1 + a1 + a1 a2 + ... + a1..ag``
 tokens, where ai is the probability that draft i is accepted if all drafts before it were. The g with the most expected
@@ -52,10 +52,10 @@ def totals(rounds: Sequence[Round], rows: Sequence[int]) -> dict[str, Any] | Non
     it, and so does its time.
 
     Returns:
-        A dict: ``rounds``; ``seconds`` of them; ``draft_s``, ``verify_s``, ``flush_s`` and ``sampling_s`` (the rest),
-        which are None if they were not measured apart; ``accepted``, ``refused`` (rounds that refused a draft) and
-        ``tokens``; and ``limits``: the number of rounds by the number of drafts that could be accepted. None if no row
-        gained tokens.
+        A dict: ``rounds``; their ``seconds``; ``draft_s``, ``verify_s``, ``flush_s`` and ``sampling_s`` (the rest),
+            which are None if they were not measured apart; ``accepted``, ``refused`` (rounds that refused a draft) and
+            ``tokens``; and ``limits``: the number of rounds by the number of drafts that could be accepted. None if no
+            row gained tokens.
     """
     mine = [(turn, row) for turn in rounds[1:] or rounds for row in rows if turn.emitted[row]]
     if not mine:
@@ -80,7 +80,7 @@ def totals(rounds: Sequence[Round], rows: Sequence[int]) -> dict[str, Any] | Non
 
 
 def _counted_drafts(turn: Round, row: int) -> int:
-    """Return how many drafts of a round count in a row: all, or those up to an accepted end-of-sequence token."""
+    """Return how many drafts of a round count for a row: all, or up to an accepted end-of-sequence token."""
     emitted, accepted = turn.emitted[row], turn.accepted[row]
     return emitted if emitted <= accepted else turn.drafted[row]
 
@@ -139,10 +139,10 @@ _FIRST = 4
 class Gamma:
     """Chooser of gamma for each round of one generation.
 
-    The choice depends on the recorded numbers only, not on chance. A value that was never tried is tried only if it is
-    predicted to be faster than the present one by 3 %, with the verification time of the nearest values that were
-    timed, so no round is spent on exploration alone. Counts of old rounds fade: a wrong estimate for late positions
-    falls back to the acceptance of all positions.
+    The choice depends on the recorded numbers only, not on chance. No round is spent on exploration alone: a value that
+    has not been tried is chosen only if it is predicted to be 3 % faster than the present one. Its verification time is
+    estimated from those of the nearest values that were timed. Old rounds count less and less, so a position that is no
+    longer drafted returns to the acceptance of all positions.
 
     Raises:
         ValueError: a choice is below 1, or there is none.
@@ -181,7 +181,7 @@ class Gamma:
         draft_seconds: float | None,
         verify_seconds: float | None,
     ) -> None:
-        """Take note of one round with `gamma` drafts.
+        """Record the counts and times of one round with `gamma` drafts.
 
         Args:
             drafted: number of drafts that each row was allowed to accept; 0 for a row that had ended.
@@ -218,10 +218,10 @@ class Gamma:
         return self.tokens(gamma) / (gamma * median(self._draft) + self._verification(gamma))
 
     def _verification(self, gamma: int) -> float:
-        """Return the verification's seconds: measured, or interpolated between the nearest values that were timed.
+        """Return the seconds of verifying `gamma` drafts: measured, or interpolated between the nearest timed values.
 
-        Beyond the timed values, the nearest one stands for the others: the time hardly depends on the number of tokens
-        as long as it is spent on reading weights and cache.
+        Below the smallest and above the largest timed value, the time is that of the nearest one: it hardly depends on
+        the number of tokens as long as it is spent on reading weights and cache.
         """
         below = max((timed for timed in self._verify if timed <= gamma), default=None)
         above = min((timed for timed in self._verify if timed >= gamma), default=None)

@@ -66,7 +66,7 @@ class Marks:
 
 
 class CapturedRounds(Engine):
-    """Engine whose forward passes, one for drafting and one per gamma for verification, are replays of CUDA graphs.
+    """Engine that replays CUDA graphs: one for a forward pass that drafts, and one per gamma for verification.
 
     Args:
         cache: the target's cache, which already contains the prompts.
@@ -278,7 +278,7 @@ class CapturedRounds(Engine):
         self._stale = False
 
     def _restart(self) -> None:
-        """Make the next replay of the draft's pass draft a round's first token, even if it has been drafted before."""
+        """Make the next replay of the draft's pass draft the first token of a round, if necessary for a second time."""
         self._drafts().restart()
         self._ahead = False
 

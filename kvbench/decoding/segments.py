@@ -27,7 +27,7 @@ Pair = tuple[Tensor, Tensor]
 class Twins:
     """A tensor on the first device with a copy on each other device that holds layers of a cache.
 
-    The host or the first device changes the tensor itself, `home`.
+    The tensor on the first device is `home`; only the host or that device changes it.
     """
 
     def __init__(self, home: Tensor, layers: Iterable[KVLayer]) -> None:
@@ -116,7 +116,7 @@ class Segments:
     Args:
         carried: function that returns, for a device, pairs of a tensor and its copy there that must be updated when the
             pass continues on that device.
-        opening: function that starts a graph on a device; another one than :func:`graph_on` for tests without a GPU.
+        opening: function that captures a graph on a device; tests without a GPU replace :func:`graph_on`.
 
     Attributes:
         graphs: number of graphs so far.
@@ -164,8 +164,8 @@ class Segments:
 def copy(pairs: Sequence[Pair]) -> None:
     """Queue copies of the first tensor of each pair to the second, on another device.
 
-    The copies run on the current stream of the source's device, after what is queued there and on the target's device;
-    what is queued on the target's device later waits for them.
+    The copies run on the current stream of the source's device, after the work that is queued there and on the target's
+    device. Work that is queued on the target's device later waits for them.
     """
     for source, target in pairs:
         target.copy_(source, non_blocking=True)
@@ -173,10 +173,10 @@ def copy(pairs: Sequence[Pair]) -> None:
 
 @contextmanager
 def aside(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Make the streams on which graphs are captured the current ones of several GPUs for a ``with`` block.
+    """Make each GPU's capture stream (:func:`side_stream`) its current stream inside a ``with`` block.
 
-    They begin after what is queued on the current streams now. At the end of the block, the host waits for them. The
-    first GPU becomes the current device.
+    The work on the capture streams begins after everything that is queued on the current streams now. At the end of the
+    block, the host waits for it. The first GPU becomes the current device.
     """
     streams = [side_stream(device) for device in devices]
     with ExitStack() as stack:

@@ -1,9 +1,9 @@
 """One prefill for several methods: the prompt is read once, and each method places the same keys and values.
 
 This is possible for methods whose prompt tokens attend in full precision: every layer then computes the same keys,
-values and attention, whatever the method. A separate cache (:class:`_ReaderLayer`) reads the prompt and keeps the
-keys and values of each layer, and what methods want to observe of the prompt's attention. Later each method's cache is
-filled from these, one after another, so that only one of them is in memory at a time.
+values and attention, whatever the method. A separate cache (:class:`_ReaderLayer`) reads the prompt and keeps the keys
+and values of each layer, and what methods want to observe of the prompt's attention. Later the methods' caches are
+filled with these, one after another, so that only one method's cache is in memory at a time.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class ReadPrompt:
         )
 
     def forget(self, cache: KVCache) -> None:
-        """Drop the references to a cache, and the statistics stored for it, when they are no longer needed."""
+        """Drop the references to a cache that is no longer needed, and the statistics that were kept for it."""
         for place, member in enumerate(self._members):
             if member is cache:
                 self._members[place] = None
@@ -201,10 +201,11 @@ def read_prompts(
 ) -> ReadPrompt:
     """Run the model on the prompts once, for the caches of several methods.
 
-    The other arguments are those of :func:`kvbench.decoding.passes.prefill`.
+    Arguments that are not listed are those of :func:`kvbench.decoding.passes.prefill`.
 
     Args:
-        caches: an empty cache of each method (:func:`sharing_refusal`), made for these prompts.
+        caches: an empty cache of each method, made for these prompts. :func:`sharing_refusal` must return None for each
+            method.
         prompts: padding and lengths of the prompts.
         home: device on which to keep keys and values; None for that of the model.
 

@@ -261,7 +261,7 @@ def taken(
     drafts: Sequence[Sequence[int]],
     following: Sequence[int],
 ) -> list[int]:
-    """Add the new tokens of a round to the rows, each up to a token that ends it, and return the numbers added.
+    """Add each row's new tokens of a round, up to one that ends the row, and return how many each row got.
 
     Args:
         active: which rows still generated at the beginning of the round.

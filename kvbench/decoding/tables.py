@@ -1,9 +1,10 @@
-"""Tables that tell a recorded pass where the tokens of every layer lie, and lengths of a cache on the device.
+"""Tables that tell a recorded pass where the tokens of every layer are, and the lengths of a cache on the device.
 
 The passes of a round of speculation share the lengths and update them on the device.
 
-The tables of all layers are one array of int32, in the order of the layers. Those of a layer are its table of phases
-(:attr:`kvbench.attention.phases.Work.table`) and the places of its new tokens.
+The tables of all layers are one array of int32, in the order of the layers. A layer has a table of its phases, which
+are runs of tokens with one format of keys and one format of values (:attr:`kvbench.attention.phases.Work.table`), and
+the places of its new tokens.
 
 The host need not know how many drafts were accepted before it queues the next round: the device adds the accepted
 tokens to the lengths itself. The host repeats the bookkeeping of the cache later, while the device works on that round.
@@ -36,7 +37,8 @@ class Layout:
     """Places of the tokens of all layers of a cache, as tables for the device.
 
     Args:
-        shape: for each layer its phases, as pairs (number of the key segment, number of the value segment).
+        shape: for each layer its phases (runs of tokens in one segment of keys and one of values), as pairs of the
+            indices of these segments.
         counts: for each layer the numbers of its table as nested lists (:attr:`kvbench.attention.phases.Work.counts`).
         numbers: the tables of all layers, int32. Those of a layer are its table of phases ``[B, phases, 3]``, then the
             places of its new tokens ``[B, 2]``.
@@ -53,7 +55,7 @@ class Layout:
         return other is not None and self.shape == other.shape and self.pointers == other.pointers
 
     def spans(self, batch: int) -> list[tuple[int, int, int]]:
-        """Return where the tables of each layer begin, where its places begin, and where they end."""
+        """Return, per layer, the indices in `numbers` where its table begins, its places begin, and its places end."""
         spans, first = [], 0
         for order in self.shape:
             middle = first + batch * len(order) * FIELDS
@@ -63,7 +65,7 @@ class Layout:
 
 
 def laid_out(cache: KVCache, places: Sequence[Sequence[tuple[int, int]]]) -> Layout:
-    """Describe where the tokens of a cache lie, new ones included, which already count as stored.
+    """Describe where the tokens of a cache are; new tokens already count as stored.
 
     Args:
         places: for each layer and row, where the first new key and the first new value are to be written.
@@ -89,7 +91,7 @@ def laid_out(cache: KVCache, places: Sequence[Sequence[tuple[int, int]]]) -> Lay
 
 
 def layer_state(layer: KVLayer) -> tuple[Any, ...]:
-    """Return the lengths and starts of all segments of a layer; layers for which they are equal have equal tables."""
+    """Return the lengths and starts of all segments of a layer, on which its tables depend."""
     return tuple(
         (tuple(segment.lengths), tuple(getattr(segment, "starts", ())))
         for store in layer.stores()
@@ -105,7 +107,7 @@ def pointers(layer: KVLayer) -> tuple[int, ...]:
 
 
 class Upload:
-    """Copies of arrays from the host to one tensor on the device, for which the host does not wait."""
+    """Sender of arrays from the host to one tensor on the device, without waiting for the copies."""
 
     def __init__(self, target: Tensor) -> None:
         self.target, self._sent = target, 0
@@ -115,7 +117,7 @@ class Upload:
         self._copied: list[torch.cuda.Event | None] = [None] * RING
 
     def send(self, numbers: Numbers) -> None:
-        """Queue a copy of an array, which may be changed afterwards, with shape and dtype of the target."""
+        """Queue a copy of an array with the target's shape and dtype; the caller may change the array afterwards."""
         slot = self._sent % RING
         self._sent += 1
         event = self._copied[slot]
@@ -142,7 +144,7 @@ class Ledger:
         layout: the same tables on the host, as they were when they were last sent; None before that.
         version: number that increases when buffers have been reallocated, after which earlier recordings are invalid.
         room: for each row, how many tokens more than at the last :meth:`refresh` the device may add on its own.
-        gained: for each row, how many tokens it has added since then.
+        gained: for each row, how many tokens the device has added since then.
         behind: the last round, which the cache on the host does not contain yet: the number of tokens in a row's
             verification, and for each row how many of them have been confirmed. None if it contains all rounds.
     """
@@ -160,7 +162,7 @@ class Ledger:
         self.behind: tuple[int, list[int]] | None = None
 
     def refresh(self, most: int) -> None:
-        """Send the tables to the device as the cache is now, after the method has packed or dropped tokens.
+        """Send the tables to the device as the cache is now; call this when the method has packed or dropped tokens.
 
         Every layer makes room for `most` new tokens per row.
 
@@ -223,7 +225,7 @@ class Ledger:
         self.version += 1
 
     def _room(self, most: int) -> list[int]:
-        """Return how many tokens each row may get before a layer must pack or drop tokens or has a full buffer."""
+        """Return how many tokens each row may get before a layer must pack or drop tokens, or a buffer is full."""
         known: set[Any] = set()
         room = [1 << 30] * self.batch
         for layer in self.cache.kv_layers:

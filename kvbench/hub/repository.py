@@ -1,6 +1,6 @@
 """A repository of the hub at a revision, its files in the hub's cache on this machine, and the record of downloads.
 
-The record stands next to the files: for each revision its commit and checksums, as first fetched.
+The record is stored next to the files. For each revision it has the commit and the checksums of the first download.
 
 A branch can move between two downloads, which would mix files of two commits in one data set or checkpoint. Therefore
 the first commit to which a branch referred on this machine is recorded, and files of another commit raise an error. If

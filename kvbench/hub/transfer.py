@@ -103,7 +103,7 @@ AGAIN = "run the same command again; it downloads only the files that are not co
 
 @dataclass(frozen=True)
 class Plan:
-    """The files that a download needs, those of them that this machine lacks, and the sizes of both in bytes."""
+    """The files that a download needs, the missing ones among them, and the sizes of both in bytes."""
 
     files: tuple[str, ...]
     missing: tuple[str, ...]

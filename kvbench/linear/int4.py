@@ -64,7 +64,7 @@ def pack(codes: Tensor, scales: Tensor, zeros: Tensor) -> Int4Weight:
         zeros: zeros of the groups, integers 0 to 16, ``[N, K / group]``.
 
     Raises:
-        ValueError: the tensors do not describe such a matrix; the message says which does not, and why.
+        ValueError: the group size, a shape, the dtype of the scales, or the range of codes or zeros is wrong.
     """
     rows, columns = codes.shape
     count = scales.shape[-1]

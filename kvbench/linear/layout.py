@@ -2,12 +2,12 @@
 
 The matrix instruction ``mma.m16n8k16`` takes a block of 16 output channels by 16 input channels of the weights in
 *fragments*: lane ``4 g + t`` of a warp holds 8 numbers, those of output channels g and g + 8 and of four input
-channels. Which input channels these are is free, if the inputs are taken in the same order. A *tile* is 16 output
-channels by 64 input channels: lane 4 g + t has 4 words of 8 codes, one word for each of 4 instructions, 16 bytes in
-all. Word ``2 h + j`` holds input channels ``32 h + 8 t + 4 j`` and the three that follow, so that the inputs for two
-words are 16 consecutive bytes. Bits ``4 n`` to ``4 n + 3`` of a word with ``n = 4 odd + 2 half + row`` hold the code of
-output channel ``g + 8 row`` and of input channel ``32 h + 8 t + 4 j + 2 half + odd``: a mask then yields two codes in
-16 bits each.
+channels. Any four input channels will do, if the inputs are taken in the same order. A *tile* is 16 output channels by
+64 input channels: lane 4 g + t has 4 words of 8 codes, one word for each of 4 instructions, 16 bytes in all. Word
+``2 h + j`` holds input channels ``32 h + 8 t + 4 j`` and the three that follow, so that the inputs for two words are 16
+consecutive bytes. Bits ``4 n`` to ``4 n + 3`` of a word with ``n = 4 odd + 2 half + row`` hold the code of output
+channel ``g + 8 row`` and of input channel ``32 h + 8 t + 4 j + 2 half + odd``: a mask then yields two codes in 16 bits
+each.
 
 Each group of an output channel has one word: its scale in the lower 16 bits; 128 plus its zero, as a bf16 number, in
 the upper 16 bits. A lane reads the words of output channels g and g + 8. Output channels are padded to multiples of 16

@@ -281,7 +281,7 @@ def _by_context(requests: Sequence[Request], max_length: int) -> Iterable[list[i
 
 
 def _context_end(request: Request, max_length: int) -> list[int]:
-    """Return the end of the context that fits before the continuation, cut on the left as ``hf`` cuts it.
+    """Return the last tokens of the context, as many as fit before the continuation; ``hf`` cuts at the same place.
 
     Raises:
         ConfigError: the continuation alone does not fit.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Logs:
-    """The files below lm-eval's ``--output_path`` (a folder, or a .json file in one) that it writes from now on."""
+    """The files that lm-eval writes below ``--output_path`` (a folder, or a .json file in one) from now on."""
 
     place: Path
     _before: dict[Path, int] = field(init=False)

@@ -17,7 +17,7 @@ _SWEEP: ContextVar[str | None] = ContextVar("sweep", default=None)
 
 @contextmanager
 def in_sweep(name: str) -> Iterator[None]:
-    """Let the loggers of the runs inside a ``with`` block know that they belong to the sweep with this id."""
+    """Tell the loggers of runs inside a ``with`` block that the runs belong to the sweep with the id `name`."""
     token = _SWEEP.set(name)
     try:
         yield

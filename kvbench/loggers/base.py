@@ -112,8 +112,8 @@ def charted(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return numbers and texts under names with units that a chart can show; slashes separate the parts of a name.
 
     ``kv_bytes/used/total`` becomes ``kv_MiB/used/total``, ``ttft_s/median`` becomes ``ttft_ms/median``. Ratios to fp16
-    (below ``vs_fp16``) and rates such as ``tokens_per_s`` stay as they are. For counts and ratios, the unit in the name
-    above them is removed: ``kv/ratio``, ``ttft/n``.
+    (below ``vs_fp16``) and rates such as ``tokens_per_s`` stay as they are. Counts and ratios lose the unit of the
+    group that they are in: ``kv_bytes/ratio`` becomes ``kv/ratio``, ``ttft_s/n`` becomes ``ttft/n``.
     """
     return dict(_charted(name, value) for name, value in values.items())
 

@@ -57,7 +57,7 @@ class CsvLogger(Logger):
                 atomic.replace_file(self.path, _csv_text([*rows, row], wanted, header=True).encode())
 
     def _read(self) -> tuple[list[str], list[dict[str, str]], bool]:
-        """Return the columns, the rows, and True if the last line is complete; set an incomplete one aside."""
+        """Return the columns, the rows, and True if the last line has ended; move one that lacks columns elsewhere."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:

@@ -66,7 +66,7 @@ class Watch:
 
     @property
     def span(self) -> tuple[Reading | None, Reading | None]:
-        """The readings before the first step and after the last one; None where the counter was not read."""
+        """Energy readings before the first step and after the last one; None where the counter was not read."""
         return (self.readings[0], self.readings[-1]) if self.readings else (None, None)
 
     def phase(self, name: str) -> None:
@@ -222,7 +222,7 @@ class Meter:
         return figures
 
     def _compared(self, ids: Tensor, prompts: Prompts) -> dict[str, int]:
-        """Generate the first tokens again with eager steps; return counts: all (``of``), equal ones (``alike``)."""
+        """Generate the first tokens again with eager steps; count them (``of``) and the equal ones (``alike``)."""
         self._free()
         captured, count = self.tokens, min(self.how.compare, self.how.new_tokens)
         eager = self._generate(ids, prompts, count, graphs="never", census=False)[0].tokens

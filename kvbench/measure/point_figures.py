@@ -214,7 +214,7 @@ def step_traffic(model: Any, figures: Figures, read_rate: float | None = None) -
 
 
 def known_gpu(model: Any) -> Gpu | None:
-    """Return the figures of the GPU that a model is on; None for an unknown one, and on a CPU."""
+    """Return the figures of the GPU that a model is on; None for an unknown GPU, and on a CPU."""
     name = device_name(model.device)
     return gpu_of(name) if name else None
 

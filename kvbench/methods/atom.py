@@ -30,8 +30,8 @@ class Atom(TokenMethod):
 
     Args:
         sinks: number of first tokens that stay in full precision (0 in Atom).
-        window: number of newest tokens that stay in full precision (0 in Atom). With `sinks` and `window`, all methods
-            can be compared at the same full-precision tokens.
+        window: number of newest tokens that stay in full precision (0 in Atom). Equal `sinks` and `window` make
+            different methods keep the same tokens in full precision, for comparisons.
         rope: ``post`` stores keys after RoPE. ``pre`` stores pre-RoPE keys, to which attention applies RoPE whenever it
             reads them (the authors' code).
         prefill: what tokens attend to. ``exact``: prompt tokens attend to each other in full precision, and so do the

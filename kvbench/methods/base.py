@@ -1,4 +1,4 @@
-"""Base class of all methods: a dataclass whose fields are the hyper-parameters and whose methods place the tokens.
+"""Base class of all methods: a dataclass whose fields are the hyper-parameters, and whose functions place the tokens.
 
 A method defines which segments a layer has (:meth:`Method.segments`), into which of them the prompt's tokens go
 (:meth:`Method.place`), and which tokens are packed or dropped as the sequence grows (:meth:`Method.settle`). It needs
@@ -49,10 +49,10 @@ class Method(Policy["KVLayer"]):
         takes: names of the quantizer presets that the method accepts. ``affine`` stands for all presets of this kind,
             ``none`` means that it can run without a quantizer.
         quantizer: packed formats of keys and values (``quantizer=`` on the command line); None for ``quantizer=none``.
-        rotation: the basis in which heads are stored: rotations of keys and of values (``method.rotation.key=``).
-        layers: formats of single layers, ``0-1:fp16,2-29:int4,30-:int8``: a range of layers, and ``fp16`` or a
-            quantizer that the method takes, or two for keys and values (``int8/int4``). Other layers use `quantizer`.
-            None: all layers do.
+        rotation: rotations that are applied to keys and to values before they are stored (``method.rotation.key=``).
+        layers: a format for each of several ranges of layers, ``0-1:fp16,2-29:int4,30-:int8``: ``fp16``, a quantizer
+            that the method takes, or one for keys and one for values (``int8/int4``). Other layers use `quantizer`.
+            None: all layers use it.
     """
 
     #: to be increased when a change of the code changes the method's outputs, so that new runs do not reuse old results
@@ -75,7 +75,7 @@ class Method(Policy["KVLayer"]):
         return None
 
     def suit(self, numbers: Mapping[str, Any]) -> None:
-        """Read from a model's ``config.json`` what the formats depend on.
+        """Read the numbers on which the formats depend from a model's ``config.json``.
 
         The keys of a multimodal model's text model are on the first level of `numbers`.
         """
@@ -85,7 +85,7 @@ class Method(Policy["KVLayer"]):
         return self
 
     def transform(self, layer: KVLayer, side: Side) -> Transform | None:
-        """Return the basis in which `layer` stores its keys or its values; None for that of the model.
+        """Return the basis in which `layer` stores its keys or its values; None for the model's own basis.
 
         Attention rotates keys and queries after RoPE; it rotates values, and rotates the output back. A method may
         override this to choose a transform per layer, side and KV head. Of `layer` only index, sizes (``heads``,
@@ -164,7 +164,7 @@ class Method(Policy["KVLayer"]):
     # -- formats of single layers -----------------------------------------------------------------------------------
 
     def by_layer(self, count: int) -> list[Method]:
-        """Return the method of each layer with keys and values: this one, or that of the format in :attr:`layers`.
+        """Return, for each layer with keys and values, this method, or one with the format that :attr:`layers` names.
 
         Layers with the same format share an instance.
 
@@ -179,7 +179,7 @@ class Method(Policy["KVLayer"]):
         return [methods[form] for form in by_layer]
 
     def in_format(self, form: str) -> Method:
-        """Return the method of layers with a format of :attr:`layers`: ``fp16``, or one or two quantizer presets."""
+        """Return the method for layers with the format `form`: ``fp16``, or one or two quantizer presets."""
         if form == EXACT:
             exact: Method = load_class("method._target_", EXACT_TARGET, EXACT_TARGET)()
             return exact
@@ -245,8 +245,8 @@ class Method(Policy["KVLayer"]):
         Returns:
             The sizes in use by configuration key, for example ``{"quantizer.value.group_size": 16}``; for a format of
             :attr:`layers`, its name is part of the key: ``method.layers.int8.value.group_size``. Empty if all
-            configured sizes divide the head. Results and labels show these sizes (``kivi int2+value.group_size=16``),
-            those of :attr:`layers` only a message.
+            configured sizes divide the head. Results and labels show these sizes (``kivi int2+value.group_size=16``);
+            those of :attr:`layers` appear in a message only.
         """
         specs = {"quantizer": self.quantizer}
         for form in dict.fromkeys(entry.form for entry in parse_layer_map(self.layers) if entry.form != EXACT):

@@ -139,7 +139,7 @@ class Cocktail(Method):
         return packages(self.encoder)
 
     def reach(self) -> Reach:
-        """Return the length of the longest context of which nothing is quantized: one token less than a chunk."""
+        """Return the length of the longest context that stays in full precision: one token less than a chunk."""
         return Reach("method.chunk_size", self.chunk_size, self.chunk_size - 1, of_prompt=True)
 
     def identity(self) -> dict[str, Any]:

@@ -202,10 +202,10 @@ def reading_order(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
 
 
 def billed(widths: Sequence[int], bits: int, chunk_size: int, key_group: int) -> list[int]:
-    """Return, for each run of chunks with `bits` bits, how many tokens its bytes are counted for.
+    """Return, for each run of chunks with `bits` bits, the number of tokens for which bytes are counted.
 
-    Codes are stored in whole tiles of 128 tokens, so this is the length of the run, rounded up to whole tiles, or to
-    whole key groups if `key_group` is a multiple of 128.
+    Codes are stored in whole tiles of 128 tokens, so the number is the length of the run, rounded up to whole tiles, or
+    to whole key groups if `key_group` is a multiple of 128.
     """
     unit = key_group if key_group % TILE == 0 else TILE
     counts = [sum(1 for _ in run) * chunk_size for width, run in groupby(widths) if width == bits]

@@ -4,7 +4,7 @@ Source: the caches of vllm-project/vllm, sgl-project/sglang and ggml-org/llama.c
 format are in :mod:`kvbench.quantizers.engine`. By default formats are used as their engines use them: all tokens are
 packed, heads are rotated where the engine rotates them, and the token of a decode step is stored before it attends, so
 that it reads its own stored form. Prompt tokens attend to each other in full precision, as with the other methods;
-``prefill=quantized`` is what engines do that read the prompt from the cache.
+engines that read the prompt from the cache do what ``prefill=quantized`` does.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Engine(FormatMethod):
     # -- formats of single layers -----------------------------------------------------------------------------------
 
     def in_format(self, form: str) -> Method:
-        """Return the method of the layers with a format of :attr:`layers`: ``fp16``, or a value of `format`."""
+        """Return the method for layers with the format `form`: ``fp16``, or a value of `format`."""
         if form == EXACT:
             return super().in_format(form)
         twin = copy(self)
@@ -97,7 +97,7 @@ class Engine(FormatMethod):
         return parse_engine_formats(self.format)[SIDES.index(side)]
 
     def turned(self, channels: int) -> int:
-        """Return how many first channels of a head of `channels` channels RoPE is applied to."""
+        """Return the number of first channels, of the `channels` of a head, to which RoPE is applied."""
         return self.rope_dim if self.rope_dim is not None else int(channels * self.rope_share)
 
     def rotation_of(self, side: Side, channels: int) -> str:
@@ -116,7 +116,7 @@ class Engine(FormatMethod):
         return transform(name, "value" if whole else side, channels, layer.device, layer.index)
 
     def formats(self) -> tuple[FormatSpec, FormatSpec]:
-        """Return the packed formats of keys and of values; :meth:`layouts` has what depends on the head."""
+        """Return the packed formats of keys and of values; for octave, whose bits differ, see :meth:`layouts`."""
         key, value = (
             StoredFormat(bits=form.layout.bits, group_size=form.layout.group or "head_dim", axis="token", side=side)
             for side, form in zip(SIDES, parse_engine_formats(self.format), strict=True)
@@ -143,7 +143,7 @@ class Engine(FormatMethod):
         )
 
     def packed_bytes(self, at: Setting, count: int, form: FormatSpec) -> KVBytes:
-        """Return the bytes of `count` packed tokens by the engine's formula: those of their keys or of their values."""
+        """Return the bytes of `count` packed tokens in the engine, counting only their keys or only their values."""
         assert isinstance(form, StoredFormat)
         layout, rows = self.layouts(at.channels)[SIDES.index(form.side)], at.heads * count
         return KVBytes(codes=-(-rows * layout.codes(at.channels) // 8), scales=rows * layout.scales(at.channels))
@@ -185,7 +185,7 @@ class Engine(FormatMethod):
                 RotationSpec(**{side: self.rotation_of(side, head_dim)}).check(head_dim)
 
     def suit(self, numbers: Mapping[str, Any]) -> None:
-        """Find out to which share of a head RoPE is applied."""
+        """Read from a model's ``config.json`` to which share of a head's channels RoPE is applied."""
         self.rope_share = rope_share(numbers)
 
 

@@ -1,4 +1,4 @@
-"""What methods that drop tokens share: scores and budgets of prompt tokens, choice of the highest scores, storage."""
+"""Scores, budgets, choice and storage of prompt tokens, for the methods that drop tokens."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Scorer(Policy["KVLayer"]):
     def chosen(
         self, layer: KVLayer, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Return what ``choose`` returns, with errors that name the layer.
+        """Return the result of :meth:`choose`; errors name the layer.
 
         Raises:
             CacheError: the method needs the attention of the prompt, but none was observed; or the result of
@@ -109,9 +109,9 @@ Reduce = Literal["mean", "max", "sum"]
 
 
 def tokens(budget: int | float, n: int, least: int) -> int:
-    """Return how many of `n` tokens a method keeps, at least `least`: a number (int) or a share (float) of them.
+    """Return how many of `n` tokens a budget keeps: at least `least`, or all `n` if there are fewer.
 
-    A share is rounded down to a whole number.
+    A budget is a number of tokens (int), or a share of `n` (float), which is rounded down.
     """
     # 1e-9: 0.29 * 100 is 28.999999999999996
     count = budget if isinstance(budget, int) else int(budget * n + 1e-9)
@@ -154,7 +154,7 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def with_recent(chosen: torch.Tensor, n: int, recent: int) -> torch.Tensor:
-    """Append the indices of the `recent` newest of `n` tokens to those of chosen tokens, ``[..., m + recent]``."""
+    """Return the indices `chosen`, ``[..., m]``, followed by the last `recent` of `n`: ``[..., m + recent]``."""
     newest = torch.arange(n - recent, n, device=chosen.device).expand(*chosen.shape[:-1], recent)
     return torch.cat([chosen, newest], -1)
 

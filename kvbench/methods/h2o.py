@@ -131,7 +131,7 @@ class H2O(ScoredMethod):
     # -- every step -------------------------------------------------------------------------------------------------
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return one empty full-precision segment; with ``evict=steps`` that of the keys has sums and positions too."""
+        """Return one empty full-precision segment; with ``evict=steps``, the one of keys has sums and positions too."""
         if self.evict == "prefill":
             return super().segments(layer, side)
         room = sum(self.split(layer.expected_length())) + 64
@@ -141,7 +141,7 @@ class H2O(ScoredMethod):
         return [scored_segments.ScoredSegment(*shape, layer.dtype, layer.device, capacity=room)]
 
     def placed(self, layer: KVLayer, rows: slice, attention: torch.Tensor | None, index: torch.Tensor | None) -> None:
-        """Start the kept tokens' attention sums with what they received during the prompt (``evict=steps`` only)."""
+        """Set the kept tokens' sums to the attention received during the prompt (``evict=steps`` only)."""
         if self.evict == "steps":
             assert attention is not None
             received = self.received(attention, layer.heads)
@@ -197,10 +197,10 @@ class H2O(ScoredMethod):
             store.tail.keep(rows, chosen)
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the position of the token in each slot of a row, ``[H, n]`` on the CPU; None if no token is missing.
+        """Return the position of the token in each slot of a row, ``[H, n]`` on the CPU; None if no token was dropped.
 
-        The newest tokens are in the last slots. The others are in any order: a token that is dropped at a step is
-        replaced by the first slot's.
+        The newest tokens are in the last slots. The others are in any order: when a step drops a token, the token of
+        the first slot takes its place.
         """
         if self.evict == "prefill":
             return super().positions(layer, row)
@@ -243,9 +243,9 @@ class H2O(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens of which none is dropped: the budget.
+        """Return the largest number of tokens that are all kept: the budget.
 
-        If the budget is a share, it is :attr:`least`, because at least this many tokens are kept.
+        If the budget is a share, the number is :attr:`least`, because at least this many tokens are kept.
         """
         key, tokens = ("budget", self.budget) if isinstance(self.budget, int) else ("recent", self.least)
         return Reach(f"method.{key}", getattr(self, key), tokens, of_prompt=self.evict == "prefill")

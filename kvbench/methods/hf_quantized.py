@@ -11,7 +11,7 @@ Three caches in LogQuant's repository are this one with other windows; W is thei
 
 * KiViSink (its Table 1): ``sinks=2``;
 * StreamingQuant, a window of W to 2 W - 1 tokens in full precision: ``sinks=4 recent=W residual=2W``;
-* PartialStreaming, the same for keys, while values follow transformers' rule: the same settings and
+* PartialStreaming, in which keys follow StreamingQuant and values transformers' rule: StreamingQuant's settings and
   ``value_residual=W``.
 
 ``backend=fp8`` is transformers' cache in 8-bit floating point (e4m3; transformers 5.23 or later). It has no residual:
@@ -147,7 +147,7 @@ class HFQuantized(Method):
         return (Package(module, "method.backend", self.backend, "run pip install 'kvbench[hf]'"),)
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens of which none is quantized: `sinks` plus `recent`; None if both are 0."""
+        """Return the largest number of tokens that are all kept exactly: `sinks` plus `recent`; None if both are 0."""
         exact = self.sinks + self.recent
         key = "recent" if self.recent else "sinks"
         return Reach(f"method.{key}", getattr(self, key), exact) if exact else None

@@ -132,7 +132,7 @@ class KeepMethod(Scorer, Kivi):
     # -- storage ----------------------------------------------------------------------------------------------------
 
     def counted(self, layer: KVLayer, row: int) -> int:
-        """Return the token count to call :meth:`exact` with: stored tokens, and the sinks even if they are dropped."""
+        """Return the token count to call :meth:`exact` with: the stored tokens, and all sinks, even dropped ones."""
         if layer.order[row] is None:
             return super().counted(layer, row)
         stored = layer.stores()[0].signature(row)
@@ -177,7 +177,7 @@ class KeepMethod(Scorer, Kivi):
     def demotions(  # type: ignore[override]
         self, layer: KVLayer, count: int
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return when tokens are packed or dropped; None unless ``keep=1``, because it is not known in advance."""
+        """Return when tokens are packed or dropped; None unless ``keep=1``, because scores are not known in advance."""
         if self.drops_tokens:
             return None
         return super().demotions(layer, count) if self.quantizer is not None else Method.demotions(self, layer, count)
@@ -202,10 +202,10 @@ class KeepMethod(Scorer, Kivi):
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens of which none is dropped or packed.
+        """Return the largest number of tokens that are all kept in full precision.
 
-        A prompt of up to :attr:`least` tokens, or of `keep` tokens if that is a number, loses none. With a quantizer
-        the number is also limited by what Kivi keeps in full precision.
+        A prompt of up to `keep` tokens loses none; if `keep` is a share, one of up to :attr:`least` tokens. With a
+        quantizer, the result is at most :meth:`Kivi.reach`.
         """
         if not self.drops_tokens:
             return super().reach()

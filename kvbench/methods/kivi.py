@@ -31,9 +31,9 @@ class Kivi(RecencyMethod):
         residual: R, the length of the full-precision window in tokens; a multiple of the group size G of the keys
             (paper: 128, or 32 in its settings with R = G = 32).
         sinks: number of first tokens that stay in full precision (0 in KIVI; 2 in LogQuant's Table 1).
-        window: number of newest tokens that always stay in full precision (0 in KIVI). R then counts the keys before
-            these; apart from the sinks, no other values are in full precision. Methods can thus be compared at the same
-            full-precision tokens.
+        window: number of newest tokens that always stay in full precision (0 in KIVI). If it is not 0, up to R - 1 keys
+            before these tokens are in full precision too, but, apart from the sinks, no other values. Serves
+            comparisons of methods with equal windows.
         key_axis: elements of a group of keys. ``channel``: consecutive tokens of one channel (KIVI); ``token``:
             consecutive channels of one token, as for values (ablation).
         evict: True: drop the tokens that would otherwise be quantized, so that only the sinks and the newest R tokens
@@ -48,7 +48,7 @@ class Kivi(RecencyMethod):
 
     @property
     def gives_tail(self) -> bool:  # type: ignore[override]
-        """True without `window` and `evict`. With either, each new key makes an older one leave full precision."""
+        """True without `window` and `evict`; with either, a rollback would need keys that newer ones pushed out."""
         return not (self.window or self.evict)
 
     def exact(self, n: int) -> int | tuple[int, int]:
@@ -79,7 +79,7 @@ class Kivi(RecencyMethod):
         return self.full(layer, side, capacity=self.window + self.residual + 16, slack=16)
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens of which none is packed or dropped.
+        """Return the largest number of tokens that are all kept in full precision.
 
         It is sinks + R - 1, because keys are packed as soon as the window holds R of them; with `evict` sinks + R; with
         `window` sinks + window, as values are packed one by one.

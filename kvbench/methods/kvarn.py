@@ -1,9 +1,9 @@
 """KVarN: tiles of tokens are rotated and balanced over tokens and channels before they are rounded.
 
-Source: Huawei CSL, "KVarN" (arXiv 2606.03458), with the placement of the authors' contribution to vLLM: the first 128
-tokens stay exact, and so do the newest ones until their tile is full; then the whole tile is packed. Its ablations are
-hyper-parameters: rotation, iterations, sinks, tile, and the bits of keys and values. ``balance=norm`` is OScaR
-(arXiv 2605.19660).
+Source: Huawei CSL, "KVarN" (arXiv 2606.03458), with tokens placed as in the authors' contribution to vLLM: the first
+128 tokens stay exact, and so do the newest ones until their tile is full; then the whole tile is packed. The parts that
+its ablations vary are hyper-parameters: rotation, iterations, sinks, tile, and the bits of keys and values.
+``balance=norm`` is OScaR (arXiv 2605.19660).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Kvarn(RecencyMethod):
 
     @property
     def gives_tail(self) -> bool:  # type: ignore[override]
-        """True without `window`: only the tokens of an incomplete tile are then in full precision."""
+        """True without `window`: a rollback then only shortens an incomplete tile, which is in full precision."""
         return not self.window
 
     @property
@@ -72,7 +72,7 @@ class Kvarn(RecencyMethod):
         return n if n <= self.window else self.window + (n - self.window) % self.tile
 
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
-        """Return KVarN's quantizer for the keys or the values; it needs no number of channels."""
+        """Return KVarN's quantizer for the keys or the values; `channels` has no effect."""
         from kvbench.quantizers.kvarn import KvarnQuantizer
 
         form = self.formats()[SIDES.index(side)]

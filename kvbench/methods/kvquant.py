@@ -129,7 +129,7 @@ class KVQuant(RecencyMethod):
             )
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens of which none is packed: `first_tokens`; None if it is 0."""
+        """Return the largest number of tokens that all stay in full precision: `first_tokens`; None if it is 0."""
         return Reach("method.first_tokens", self.first_tokens, self.first_tokens) if self.first_tokens else None
 
     # -- the calibration file ---------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class KVQuant(RecencyMethod):
         Args:
             fits: returns True for a calibration file that belongs to the model.
             beside: folder of the model's weights, whose subfolder ``calibration`` is searched; None: unknown.
-            weights: the model in messages, if its weights identify it and not its name.
+            weights: words for the model in messages if it is identified by its weights; empty: messages say `name`.
         """
         from kvbench.calibration.file import FOLDER, KEY, calibrations_in, command, load_calibration
         from kvbench.calibration.stored import RANDOM, unfit

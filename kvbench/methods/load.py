@@ -25,9 +25,9 @@ def load_method(
     """Make a method from its YAML file, with hyper-parameters given as keyword arguments, and check it.
 
     Args:
-        name: name of a file in ``conf/method`` without its suffix (``"kivi"``), a path to a YAML file, or to a Python
-            file with the class alone, the name of an installed entry point, or a dict with the class as ``_target_``
-            and hyper-parameters.
+        name: name of a file in ``conf/method`` without its suffix (``"kivi"``); path of a YAML file, or of a Python
+            file with the class and no YAML file; name of an installed entry point; or a dict with the class as
+            ``_target_`` and hyper-parameters.
         quantizer: name of a preset in ``conf/quantizer`` (``"int2"``), or of one in the folder ``DIR/quantizer`` if
             the method is ``DIR/method/NAME.yaml``, or a dict with the keys of such a preset. None: the method's
             default. A dict may omit ``name``; if it has one, it must be the name that describes its
@@ -88,10 +88,10 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
 
 
 def true_name(quantizer: Mapping[str, Any], extra: Path | None = None) -> str:
-    """Return the name that a quantizer's formats should have: that of its preset, followed by all differences from it.
+    """Return the name for a quantizer's formats: the preset's name, followed by all differences from the preset.
 
-    Examples are ``int2`` and ``int2+key.group_size=64``. The group's own ``name`` must begin with that of a preset,
-    which may also be one of the folder `extra` (``--config-dir``).
+    Examples are ``int2`` and ``int2+key.group_size=64``. The group's own ``name`` must begin with the name of a preset,
+    from kvbench or the folder `extra` (``--config-dir``).
     """
     name = str(quantizer.get("name"))
     path = group_options("quantizer", extra).get(preset_name(name))

@@ -34,9 +34,9 @@ else:
 def indices(n: int, W: int) -> list[int]:
     """Return the positions of the tokens that are in full precision after `n` tokens, in ascending order (Algorithm 1).
 
-    Whenever 3 W tokens are in full precision, every other one of the oldest 2 W is quantized (a flush): the second, the
-    fourth and so on. The density of full-precision tokens thus halves each time the distance from the newest token
-    doubles. Their number is 2 W + n mod W if n >= 3 W, and n otherwise.
+    W is the window in tokens. Whenever 3 W tokens are in full precision, a flush quantizes every other one of the
+    oldest 2 W: the second, the fourth and so on. The density of full-precision tokens thus halves each time the
+    distance from the newest token doubles. Their number is 2 W + n mod W if n >= 3 W, and n otherwise.
     """
     return plan(n, W)[1].tolist()
 
@@ -85,7 +85,7 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
 
 @lru_cache(maxsize=16)
 def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
-    """Return the indices of those of `length` full-precision tokens that stay in full precision at a flush.
+    """Return which of `length` full-precision tokens, by index, a flush leaves in full precision.
 
     These are every other one of the oldest 2 W tokens, beginning with the first, and all tokens after them.
     """
@@ -97,12 +97,13 @@ def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
 class LogQuant(Method):
     """LogQuant: the older the tokens, the fewer of them stay in full precision; all others are quantized.
 
-    :func:`indices` is the rule. Keys are stored after RoPE.
+    Whenever 3 W tokens are in full precision, where W is the window, a flush quantizes every other one of the oldest 2
+    W (:func:`indices`). Keys are stored after RoPE.
 
-    On a layer with a sliding window, the rule counts all tokens of the text, hidden ones included. The W tokens of one
-    flush are dropped together once all of them are hidden. The sinks and the tokens in full precision (fewer than 3 W)
-    are not dropped, even if they are hidden. If the sliding window is so short that it never shows more tokens than
-    these, the layer quantizes nothing and keeps the visible tokens in full precision.
+    On a layer with a sliding window, flushes count all tokens of the text, hidden ones included. The W tokens that a
+    flush quantized are dropped together once all of them are hidden. Sinks and tokens in full precision are not
+    dropped, even if they are hidden. A sliding window that shows at most ``3 W + sinks`` tokens is too short for this:
+    the layer quantizes nothing and keeps the visible tokens in full precision.
 
     Args:
         window: W, in tokens; None: ``reserved // 3``. The paper's tables use 42. The kernels are fastest with 64,
@@ -133,7 +134,7 @@ class LogQuant(Method):
     def packs_together(self) -> bool:
         """True if one kernel launch may pack the tokens of all layers; False if a subclass overrides :meth:`settle`.
 
-        Full-precision tokens that a flush moves are moved only after this packing.
+        This launch reads the tokens before a flush moves those that stay in full precision.
         """
         return type(self).settle is LogQuant.settle
 
@@ -153,7 +154,7 @@ class LogQuant(Method):
             replace(self.quantizer, key=self.key_format()).check("quantizer", head_dim)
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens of which none is quantized: sinks + 3 W - 1."""
+        """Return the largest number of tokens that all stay in full precision: sinks + 3 W - 1."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + 3 * self.W - 1)
 
@@ -190,7 +191,7 @@ class LogQuant(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt; the tokens to quantize are those that decoding it token by token would have quantized."""
+        """Store the prompt, and quantize the tokens that decoding it token by token would have quantized."""
         sinks = min(self.sinks, keys.shape[2])
         if self.whole_window(layer.window):
             for store, x in zip(layer.stores(), (keys, values), strict=True):
@@ -251,7 +252,7 @@ class LogQuant(Method):
         return window is not None and window - 1 < 3 * self.W + self.sinks
 
     def passed(self, hidden: int) -> int:
-        """Return how many quantized tokens can be dropped: those of flushes all of whose tokens are hidden."""
+        """Return how many quantized tokens can be dropped: the tokens of each flush that is hidden as a whole."""
         # the k-th flush (k = 0, 1, ...) takes only tokens before (k + 2) W
         return 0 if self.evict else max((hidden - self.sinks) // self.W - 1, 0) * self.W
 
@@ -303,5 +304,5 @@ class LogQuant(Method):
         return total + self.demoted_bytes(forms[0], demoted, at) + self.demoted_bytes(forms[1], demoted, at)
 
     def demoted_bytes(self, form: FormatSpec, count: int, at: Setting) -> KVBytes:
-        """Return the bytes of `count` quantized tokens, a multiple of W: those of their keys or of their values."""
+        """Return the bytes of `count` quantized tokens (a multiple of W), counting only keys or only values."""
         return at.packed(count, form, self.W if form.axis == "channel" else None)

@@ -5,8 +5,8 @@ rotations come from ``python -m kvbench.calibrate method=oscar``. They are multi
 authors. The first 64 and the newest 256 tokens stay in full precision; every other token is packed when it leaves the
 window, with one scale per head, side and token.
 
-The paper's 2.28 bits per element are what 2 bits of codes, two 16-bit parameters per 128 channels and 320 exact tokens
-give at 128k tokens. With fp32 parameters, as in the authors' runs, it would be 2.53.
+The paper's 2.28 bits per element are for 128k tokens: 2 bits of codes, two 16-bit parameters per 128 channels, and 320
+exact tokens. With fp32 parameters, as in the authors' runs, there would be 2.53.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class Oscar(RecencyMethod):
         return min(n, self.window)
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens of which none is packed: `sinks` + `window`; None if both are 0."""
+        """Return the largest number of tokens that are all kept exactly: `sinks` + `window`; None if both are 0."""
         if self.window:
             return Reach("method.window", self.window, self.sinks + self.window)
         return Reach("method.sinks", self.sinks, self.sinks) if self.sinks else None
 
     def transform(self, layer: KVLayer, side: Side) -> Transform | None:
-        """Return the basis of a layer's keys or values: calibrated, or with ``basis=rotation`` that of `rotation`."""
+        """Return the basis of a layer's keys or values: the calibrated one, or with ``basis=rotation`` `rotation`."""
         if self.basis == "rotation":
             return super().transform(layer, side)
         from kvbench.rotation import transform
@@ -120,7 +120,7 @@ class Oscar(RecencyMethod):
         return self.full(layer, side, capacity=self.window + 16, slack=16)
 
     def packed_bytes(self, at: Setting, count: int, form: FormatSpec) -> KVBytes:
-        """Return the bytes of `count` packed tokens of one side; each token and head has two parameters."""
+        """Return the bytes of `count` packed tokens, counting only keys or only values; a head has two parameters."""
         codes = -(-at.heads * count * at.channels * form.bits // 8)
         return KVBytes(codes=codes, scales=2 * at.heads * count * (WIDTHS[self.scales] or at.param))
 
@@ -195,7 +195,7 @@ class Oscar(RecencyMethod):
             self.calibration_file = file.path
 
     def identity(self) -> dict[str, Any]:
-        """Return ``{"calibration": HASH}``, a hash of the file's content; before :meth:`prepare`, the base class's."""
+        """Return the base class's entries and, after :meth:`prepare`, ``calibration``: a hash of the file's content."""
         if self.calibration_file is None:
             return super().identity()
         digest = hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]

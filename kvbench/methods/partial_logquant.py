@@ -42,12 +42,13 @@ def thinned(W: int, device: torch.device) -> torch.Tensor:
 class PartialLogQuant(LogQuant):
     """PartialLogQuant: keys are quantized by LogQuant's rule, values by age; only the newest stay in full precision.
 
-    The other hyper-parameters are those of :class:`~kvbench.methods.logquant.LogQuant`; `evict` must be False.
+    Hyper-parameters not listed here are those of :class:`~kvbench.methods.logquant.LogQuant`; `evict` must be False.
 
     Args:
         value_window: which values are in full precision after n tokens. ``recent``: the newest W (the paper);
             ``released``: the newest n mod W (the authors' code).
-        reserved: R. If `window` is None, W is ``reserved // 2``, as in the authors' scripts, not ``reserved // 3``.
+        reserved: used only if `window` is None: W is then ``reserved // 2``, as in the authors' scripts, not
+            ``reserved // 3``.
     """
 
     value_window: Literal["recent", "released"] = "recent"
@@ -76,7 +77,7 @@ class PartialLogQuant(LogQuant):
             )
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens of which none is quantized: sinks + W, one less for ``released``."""
+        """Return the largest number of tokens that are all kept exactly: sinks + W, or one less for ``released``."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + self.W - (self.value_window == "released"))
 
@@ -85,9 +86,9 @@ class PartialLogQuant(LogQuant):
         return min(n, self.W) if self.value_window == "recent" else n % self.W
 
     def packed_counts(self, demoted: int, n: int, skip: int) -> tuple[int, int]:
-        """Return how many keys LogQuant quantizes, and the number of all values except for the newest.
+        """Return how many keys and how many values of a prompt are quantized; see :meth:`LogQuant.packed_counts`.
 
-        Both are stored in the same order of tokens.
+        All values except for the newest are quantized. Both stores have the same order of tokens.
         """
         return demoted, n - skip - self.exact_values(n)
 

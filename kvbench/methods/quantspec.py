@@ -56,10 +56,9 @@ class QuantSpec(RecencyMethod):
     Args:
         gamma: tokens drafted per round (paper: 1 to 6, chosen by search). 0: no speculation; the target alone decodes.
             ``auto``: 1 to 8, chosen for each round from measured times and the running acceptance
-            (:class:`kvbench.decoding.round_times.Gamma`), so that the choice depends on the machine. The buffer is
-            flushed between rounds: with ``target=int8`` the number of drafts decides when tokens are packed, and
-            thereby also greedy tokens where two are almost equally probable; with ``target=fp16`` it does not. Sampled
-            tokens differ from run to run.
+            (:class:`kvbench.decoding.round_times.Gamma`), and thus different from run to run, as are sampled tokens
+            then. With ``target=int8``, greedy tokens may differ too where two are almost equally probable, because
+            tokens are packed between rounds.
         draft: cache that the draft reads. ``upper``: the upper nibbles of the target's cache (QuantSpec). ``full``:
             both nibbles of it, to isolate the effect of the draft's weights (Fig. 5). The name of another method
             (``streamingllm`` and ``snapkv``, which are the paper's baselines, or ``kivi``, ``logquant``, ...): a second
@@ -68,10 +67,10 @@ class QuantSpec(RecencyMethod):
             quantizer preset. For ``streamingllm``, ``snapkv`` and ``h2o`` the defaults are a budget of a quarter of the
             context and MagicDec's settings (:data:`SPARSE`).
         draft_weights: weights of the draft. ``same``: the target's; ``int4``: feed-forward layers in 4 bits;
-            ``int4_all``: every linear layer and the output head in 4 bits. Weights that have 4 bits already
-            (``model.weights=int4``) are shared by target and draft, so that ``same`` is the choice there.
-        target: cache that the target reads. ``int8``: both nibbles (QuantSpec); ``fp16``: a cache in full precision,
-            with which the paper's sparse baselines verify their drafts.
+            ``int4_all``: every linear layer and the output head in 4 bits. With ``model.weights=int4``, choose
+            ``same``: target and draft then share the 4-bit weights.
+        target: cache that the target reads. ``int8``: both nibbles (QuantSpec); ``fp16``: a cache in full precision, as
+            for the paper's sparse baselines.
         sensitive_layers: L_S, number of first layers whose keys and values stay in full precision for target and draft;
             less than the model's number of layers.
         forced_acceptance: probability with which each draft is accepted, by chance and independently of its token, to
@@ -148,7 +147,7 @@ class QuantSpec(RecencyMethod):
         return self.draft_method.packages() if self.own_cache else ()
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens of which the target packs none: 2 G - 1; None for ``target=fp16``."""
+        """Return the largest number of tokens that are all exact in the target: 2 G - 1; None for ``target=fp16``."""
         if self.target == "fp16":
             return None
         return Reach("quantizer.key.group_size", self.G, 2 * self.G - 1)
@@ -346,7 +345,7 @@ class QuantSpec(RecencyMethod):
         return self.packed(layer, side, self.make_quantizer(side, channels), capacity=room)
 
     def in_format(self, form: str) -> Method:
-        """Return the method for layers of another format: for fp16, this one with a target in full precision."""
+        """Return the method for layers with the format `form`; for ``fp16``, this one with ``target=fp16``."""
         return replace(self, target="fp16", layers=None) if form == "fp16" else super().in_format(form)
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:

@@ -319,7 +319,7 @@ class RecencyMethod(Method):
         return whole_groups(hidden, self.unit(layer.heads * max(layer.key_dim, layer.value_dim)), self.sinks)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop those of a row's oldest tokens that :meth:`forgotten` counts, if they are still stored."""
+        """Drop a row's oldest tokens, as many as :meth:`forgotten` counts, if they are still stored."""
         if not self._gaps(layer):
             super().forget(layer, rows, hidden)
             return

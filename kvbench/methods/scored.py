@@ -76,10 +76,10 @@ class ScoredMethod(Scorer, Method):
         check_budget(self.budget, self.least, f"the newest tokens ({self.newest}) and one before them")
 
     def reach(self) -> Reach | None:
-        """Return the length of the longest prompt of which no token is dropped.
+        """Return the length of the longest prompt that is kept whole.
 
-        It is the budget if that is a number of tokens. If the budget is a share, it is the number of newest tokens that
-        are always kept, or None if there are none.
+        If the budget is a number of tokens, the length is the budget. If the budget is a share, the length is the
+        number of newest tokens that are always kept, or None if there are none.
         """
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)

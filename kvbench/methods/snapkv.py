@@ -73,19 +73,19 @@ class SnapKV(ScoredMethod):
         return self.pooled(reduce(votes.unflatten(1, (heads, -1)), self.group, 2))
 
     def pooled(self, votes: torch.Tensor) -> torch.Tensor:
-        """Return votes ``[B, H, n]`` pooled over neighbours; at both ends an average counts missing ones as 0."""
+        """Return votes ``[B, H, n]`` pooled over neighbours; at the ends, an average counts missing neighbours as 0."""
         pool = torch.nn.functional.max_pool1d if self.pooling == "max" else torch.nn.functional.avg_pool1d
         return pool(votes, self.kernel, stride=1, padding=self.kernel // 2)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if `window` or `kernel` is not positive, `kernel` even, or a budget within the window."""
+        """Raise ConfigError for a `window` or `kernel` below 1, an even `kernel`, or a budget within the window."""
         if self.kernel % 2 == 0:
             raise ConfigError("method.kernel", self.kernel, "must be odd", allowed="an odd number, such as 7")
         check_budget(self.budget, self.least, f"the window (method.window={self.window}) and one token before it")
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach:
-        """Return the length of the longest prompt of which no token is dropped; the window if the budget is a share."""
+        """Return the length of the longest prompt that is kept whole: the budget, or the window if that is a share."""
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)
         return Reach("method.window", self.window, self.window, of_prompt=True)

@@ -35,7 +35,7 @@ else:
 
 @dataclass
 class Turning(CacheState):
-    """The model's rotary embedding, kept with a cache whose sinks are rotated to new positions at every step.
+    """StreamingLLM's per-cache state: the model's rotary embedding, which rotates sinks to new positions at every step.
 
     Args:
         turn: function ``turn(keys, by)`` that rotates keys, as the model's RoPE does, by `by` positions.
@@ -63,10 +63,10 @@ class StreamingLLM(Method):
     Together, sinks and window fill the budget. The tokens of a step also attend to each other. The tokens of the prompt
     attend to each other in full, before any are dropped.
 
-    On a layer whose model has a sliding window, the budget is at most the number of tokens that this window shows, and
-    a budget given as a share is a share of that number. With ``position=cache`` the sinks move along with the newest
-    tokens, stay within the sliding window and count towards the budget. With ``position=original`` the sliding window
-    hides the sinks after a while. They are then kept in addition to the budget.
+    On a layer with a sliding window, the budget is at most the number of tokens that this window shows, and a budget
+    given as a share is a share of that number. With ``position=cache`` the sinks move along with the newest tokens,
+    stay within the sliding window and count towards the budget. With ``position=original`` the sliding window hides the
+    sinks after a while. They are then kept in addition to the budget.
 
     Args:
         sinks: number of first tokens that are never dropped (paper: 4).
@@ -110,7 +110,7 @@ class StreamingLLM(Method):
         check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and one new token")
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens of which none is dropped: the budget, or `sinks` + 1 if it is a share.
+        """Return the largest number of tokens that are all kept: the budget, or `sinks` + 1 if the budget is a share.
 
         With ``evict=prefill``, the number counts only the tokens of the prompt.
         """
@@ -135,13 +135,13 @@ class StreamingLLM(Method):
         return cache
 
     def held(self, n: int, window: int | None = None) -> int:
-        """Return how many of `n` tokens seen a layer holds if its budget is applied: sinks and window together."""
+        """Return how many tokens, sinks included, a layer with sliding window `window` holds after `n` tokens."""
         passed = hidden(n, window)  # with position=original the sinks outlive the sliding window
         beside = min(passed, self.sinks) if self.position == "original" else 0
         return tokens(self.budget, n - passed, self.sinks + 1) + beside
 
     def most(self, n: int, window: int | None) -> int:
-        """Return how many of `n` tokens seen a layer holds if only its sliding window limits it, not the budget."""
+        """Return how many tokens a layer would hold after `n` tokens if only its sliding window dropped any."""
         passed = hidden(n, window)
         return n - passed + (min(passed, self.sinks) if self.position == "original" else 0)
 
@@ -215,13 +215,13 @@ class StreamingLLM(Method):
     def columns(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """Return the column, in the padded batch, of the token in each slot of a row, ``[n]``.
 
-        Unlike :meth:`positions`, it tells where a sink is in the text, not where its key has been rotated to. None if
-        no token has been dropped.
+        Unlike :meth:`positions`, the result says where sinks are in the text, not where their keys have been rotated
+        to. None if no token has been dropped.
         """
         return self._placed(layer, row, moved=False)
 
     def _placed(self, layer: KVLayer, row: int, *, moved: bool) -> torch.Tensor | None:
-        """Return the columns of sinks and window; with `moved`, the sinks' are shifted to right before the window's."""
+        """Return the columns of sinks and window; with `moved`, the sinks have the columns right before the window."""
         n, slots = layer.real_tokens(row), layer.stores()[0].length(slice(row, row + 1))
         if n == slots:
             return None

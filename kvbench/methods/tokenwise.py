@@ -68,7 +68,7 @@ class TokenMethod(RecencyMethod):
         return self.full(layer, side, capacity=self.window + 16 if self.window else 1, slack=16 if self.window else 0)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if the window needs another prefill, or if :meth:`RecencyMethod.check` fails."""
+        """Raise ConfigError for a window with ``prefill=quantized``, or if :meth:`RecencyMethod.check` fails."""
         super().check(head_dim, max_length)
         if self.window and self.prefill == "quantized":
             raise ConfigError(
@@ -98,12 +98,12 @@ class FormatMethod(TokenMethod):
         return self.own == "stored" and self.window == 0
 
     def prepare(self, model: ModelConfig) -> None:
-        """Read from the model's configuration what the formats depend on (:meth:`suit`)."""
+        """Read the numbers on which the formats depend from the model's configuration (:meth:`suit`)."""
         self.suit(model.dimensions())
 
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """See :meth:`Method.new_cache`; what the formats depend on is read from the model first."""
+        """Call :meth:`suit` for the model, then return an empty cache; see :meth:`Method.new_cache`."""
         self.suit(model.config.get_text_config(decoder=True).to_dict())
         return super().new_cache(model, prompts, max_length)

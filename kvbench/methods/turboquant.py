@@ -1,9 +1,9 @@
 """TurboQuant: keys rotated and rounded to the levels of a normal distribution, values on a uniform grid.
 
 Source: Zandieh et al., "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate" (ICLR 2026, arXiv
-2504.19874), and vLLM 0.33, whose four presets these are (``--kv-cache-dtype turboquant_4bit_nc``): Hadamard instead of
-random rotations, normalised levels ("nc"), no sketch of the residual, and the first and last two layers in full
-precision. ``rotation.key=random``, ``nc_at=none`` and ``qjl=true`` are the paper's choices.
+2504.19874), and vLLM 0.33, whose four presets this method has (``--kv-cache-dtype turboquant_4bit_nc``): Hadamard
+instead of random rotations, normalised levels ("nc"), no sketch of the residual, and the first and last two layers in
+full precision. ``rotation.key=random``, ``nc_at=none`` and ``qjl=true`` are the paper's choices.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class TurboQuant(FormatMethod):
         return self.packs_in(layer.index, layer.layers)
 
     def stored_as(self, layer: int, layers: int) -> int:
-        """Return the first layer that is stored in the formats of a layer, for a model of `layers` layers."""
+        """Return the index of the first of `layers` layers that is stored in the same formats as `layer`."""
         return self.boundaries(layers) if self.packs_in(layer, layers) and layers else 0
 
     # -- formats ----------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class TurboQuant(FormatMethod):
         return key, value
 
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
-        """Return the quantizer of the keys or the values; the number of channels does not matter."""
+        """Return the quantizer of the keys or the values; `channels` has no effect."""
         from kvbench.quantizers.engine.vllm import Fp8
         from kvbench.quantizers.turboquant import LevelQuantizer, SketchQuantizer, TruncatingQuantizer
 
@@ -150,9 +150,9 @@ class TurboQuant(FormatMethod):
     def packed_bytes(self, at: Setting, count: int, form: FormatSpec) -> KVBytes:
         """Return the bytes of `count` packed tokens in a format, counting only their keys or only their values.
 
-        A key has a norm, with a sketch also the length of the residual; a value has a scale and a minimum; all in fp16.
-        vLLM also rounds the bytes of a token (key and value) up to an even number, which they are if the head is a
-        multiple of 16 channels.
+        In addition to codes, a key has a norm and, with a sketch, the length of the residual; a value has a scale and a
+        minimum. All of these are fp16. vLLM also rounds the bytes of a token (key and value) up to an even number,
+        which they are if the head is a multiple of 16 channels.
         """
         assert isinstance(form, StoredFormat)
         params = 2 if form.side == "value" else 0 if form.bits == 8 else 1 + self.qjl
@@ -190,7 +190,7 @@ class TurboQuant(FormatMethod):
         super().check(head_dim, max_length)
 
     def suit(self, numbers: Mapping[str, Any]) -> None:
-        """Find out whether all layers have softmax attention."""
+        """Read from a model's ``config.json`` whether all layers have softmax attention."""
         self.hybrid = is_hybrid(numbers)
 
 

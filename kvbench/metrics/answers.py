@@ -1,4 +1,4 @@
-"""Scores of answers by the name of a metric, for data sets that only a configuration describes."""
+"""Scores of answers by the name of a metric, for data sets that a YAML file describes without code of their own."""
 
 from __future__ import annotations
 

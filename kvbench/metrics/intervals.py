@@ -1,10 +1,10 @@
 """95 % intervals of means over samples, and of paired differences of two means over the same samples.
 
 Scores lie in 0..1. Shares of right answers, whose scores are 0 or 1, have Wilson's interval, and their paired
-differences Newcombe's (1998, Statistics in Medicine 17:2635, method 10). Other scores have a bootstrap, of few samples
-no narrower than Student's t; figures of which only mean and standard error are known have Student's t. A score of which
-all samples have the same value has an interval too: a share of at most z^2 / (n + z^2) of all answers can differ from
-those that were seen.
+differences Newcombe's (1998, Statistics in Medicine 17:2635, method 10). Other scores have a bootstrap interval, which
+for few samples is at least as wide as Student's t. Student's t is also used where only mean and standard error are
+known. If all n samples have the same value, the interval has a width too: up to a share z^2 / (n + z^2) of all answers
+may differ from those that were seen.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def wilson(right: float, n: int) -> Interval:
 
 
 def newcombe(both: float, first: float, second: float, neither: float) -> Interval:
-    """Return Newcombe's interval of a paired difference of two shares, that of the first less that of the second.
+    """Return Newcombe's interval of a paired difference of two shares, the first minus the second.
 
-    The samples are counted: right in both, in the first alone, in the second alone, and in neither.
+    The arguments are numbers of samples: right in both, in the first alone, in the second alone, and in neither.
     """
     n = round(both + first + second + neither)
     one, two = (both + first) / n, (both + second) / n
@@ -51,7 +51,7 @@ def newcombe(both: float, first: float, second: float, neither: float) -> Interv
 
 
 def of_scores(scores: Sequence[float]) -> Interval | None:
-    """Return the interval of a mean of scores in 0..1; None without any."""
+    """Return the interval of a mean of scores in 0..1; None if there are no scores."""
     n = len(scores)
     if not n:
         return None
@@ -61,7 +61,7 @@ def of_scores(scores: Sequence[float]) -> Interval | None:
 
 
 def of_pairs(first: Sequence[float], second: Sequence[float]) -> Interval | None:
-    """Return the interval of the mean of ``first - second``, scores in 0..1 of the same samples; None without any."""
+    """Return the interval of the mean of ``first - second``, for scores in 0..1 of the same samples; None if empty."""
     n = len(first)
     if not n:
         return None
@@ -75,7 +75,7 @@ def of_pairs(first: Sequence[float], second: Sequence[float]) -> Interval | None
 
 
 def of_score_moments(score: float, stderr: float | None, n: int) -> Interval | None:
-    """Return the interval of a mean of `n` scores in 0..1 of which the single ones are not known; None without any."""
+    """Return the interval of the mean `score` of `n` scores in 0..1, from its standard error; None if `n` is 0."""
     if not n:
         return None
     if not stderr or is_share(score, stderr, n):
@@ -89,7 +89,7 @@ def is_share(score: float, stderr: float | None, n: int) -> bool:
 
 
 def of_pair_moments(first: float, second: float, stderr: float | None, n: int) -> Interval | None:
-    """Return the interval of a paired difference of two means over the same samples; None without any.
+    """Return the interval of a paired difference of two means over the same `n` samples; None if `n` is 0.
 
     The single scores are not known. `stderr` is the standard error of the mean difference; None for a single sample.
     """
@@ -106,7 +106,7 @@ def paired_counts(
 ) -> tuple[float, float, float, float] | None:
     """Return the counts that :func:`newcombe` takes, from two shares and the standard error of their difference.
 
-    None if they are not those of answers that are right or wrong.
+    None if scores other than 0 and 1 must be among them, so that there is nothing to count.
     """
     if not n or not all(_is_whole(n * share) for share in (first, second)):
         return None
@@ -131,15 +131,18 @@ def interval_reach(value: float | None, interval: Interval | None) -> float | No
 
 
 def deciding(difference: float, stderr: float | None, n: int, low: float, high: float, widest: float) -> int | None:
-    """Return about how many samples would decide whether a difference lies within bounds, if it stays as it is.
+    """Return about how many samples would show whether a difference lies between `low` and `high`.
+
+    The estimate assumes that difference and spread stay as they are over the `n` samples so far.
 
     Args:
-        stderr: its paired standard error over `n` samples; None: unknown.
-        widest: difference of a single sample, at most: where no sample differs, that many are asked for that such a
-            difference would not be missed.
+        stderr: paired standard error of the difference over `n` samples; None: unknown.
+        widest: largest possible difference of a single sample, used if no sample differs so far (`stderr` is 0): the
+            number of samples is then such that differences not yet seen could not move the mean beyond a bound.
 
     Returns:
-        The number, more than `n`; None if none would, as where the difference is a bound.
+        The number, more than `n`; None if no number is enough, because the difference equals a bound, or if `stderr` is
+        unknown or there is no finite bound.
     """
     gaps = [abs(difference - bound) for bound in (low, high) if math.isfinite(bound)]
     if stderr is None or not gaps or min(gaps) == 0:
@@ -150,7 +153,7 @@ def deciding(difference: float, stderr: float | None, n: int, low: float, high: 
 
 
 def student(freedom: int) -> float:
-    """Return the quantile of Student's t for 95 %, on both sides, to .1 %, from the expansion of Cornish and Fisher."""
+    """Return the two-sided 95 % quantile of Student's t, accurate to .1 %, by the expansion of Cornish and Fisher."""
     if freedom < 3:
         return (12.706204736432095, 4.302652729911275)[freedom - 1]
     z, terms = Z, 1.0

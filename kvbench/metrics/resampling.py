@@ -16,8 +16,9 @@ def bootstrap(
 ) -> tuple[float, float]:
     """Return a 95 % interval of a mean or a percentile over positions, drawing whole prompts with replacement.
 
-    Positions of one prompt depend on each other, so prompts are drawn, not positions. Calls with equal seed and equally
-    many groups draw the same prompts: differences of two methods' values per position give a paired interval.
+    Positions of one prompt depend on each other, so prompts are drawn, not positions. Calls with the same seed and
+    number of groups draw the same prompts. For the paired interval of two methods, pass the differences of their values
+    at each position.
 
     Args:
         groups: the values of each prompt, one array per prompt.

@@ -82,7 +82,7 @@ def recall(prediction: str, values: Sequence[str]) -> float:
 
 
 def marked_number(text: str, marker: str = "####") -> str | None:
-    """Return the first number after the last `marker` in a text, without thousands separators; None without one."""
+    """Return the first number after the last `marker` in a text, without thousands separators; None if none."""
     if marker not in text:
         return None
     match = _NUMBER.search(text.rsplit(marker, 1)[1])

@@ -184,7 +184,7 @@ class Crew:
             self._arrived.append((index, rebuilt(content) if kind == "error" else content))
 
     def _lost(self, worker: _Worker) -> None:
-        """Put the request of a worker that has ended first in the list; raise WorkerDiedError after too many deaths."""
+        """Put a dead worker's request at the head of the list; raise WorkerDiedError after too many deaths."""
         self._workers.remove(worker)
         how = worker.end()
         self._deaths += 1

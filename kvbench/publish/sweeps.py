@@ -134,7 +134,8 @@ def send_sweep(
 ) -> Outcome:
     """Send a sweep's own run unless the destination has it already; print what was done, or why it was not sent.
 
-    The stores of its runs are in `folder`. `again` sends it even if the destination has it already.
+    `stores` are the sweep's runs, and `folder` is that of all runs. `again` sends it even if the destination has it
+    already.
     """
     try:
         return guarded(f"sweep {sweep.manifest.id}", lambda: _send(sweep, stores, folder, service, again))

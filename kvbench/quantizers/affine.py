@@ -262,7 +262,7 @@ class AffineQuantizer:
         return param.unsqueeze(-2 if self.axis == "channel" else -1)
 
     def parameters(self, dtype: torch.dtype) -> tuple[Parameter, ...]:
-        """Describe the tensors that :meth:`encode` returns in addition to the codes, in the same order."""
+        """Describe the parameter tensors that :meth:`encode` returns, in the same order."""
         parameter = Parameter(param_dtype(dtype), self.axis, self.group_size)
         return (parameter, parameter)
 

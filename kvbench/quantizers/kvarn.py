@@ -1,10 +1,10 @@
 """KVarN's quantizer: a tile of tokens is balanced over its tokens and channels before it is rounded.
 
 Tokens and channels of a head differ in size by orders of magnitude. KVarN divides a tile of G tokens by a factor per
-token and a factor per channel, in turn, until neither the standard deviations of its tokens nor those of its channels
-differ much, in the manner of Sinkhorn and Knopp's scaling of matrices. Then it rounds asymmetrically: keys per channel,
-values per token. The factor in the direction of the rounding is multiplied into scale and minimum; the other one, the
-*cross* factor, is stored in addition, as fp16::
+token and a factor per channel, in turn, until the standard deviations of its tokens are about equal, and those of its
+channels too, in the manner of Sinkhorn and Knopp's scaling of matrices. Then it rounds asymmetrically: keys per
+channel, values per token. The factor in the direction of the rounding is multiplied into scale and minimum; the other
+one, the *cross* factor, is stored in addition, as fp16::
 
     keys:    x^[t, d] = (code[t, d] * A[d] + Z[d]) * C[t]        A, Z of each tile and channel, C of each token
     values:  x^[t, d] = (code[t, d] * A[t] + Z[t]) * C[d]        A, Z of each token, C of each tile and channel
@@ -158,7 +158,7 @@ class KvarnQuantizer(AffineQuantizer):
         return (values.clamp_(-FP16_MAX, FP16_MAX) if dtype == torch.float16 else values).to(dtype)
 
     def _rows_first(self, tiles: Tensor) -> Tensor:
-        """Transpose tiles ``[..., G, D]`` if necessary, so that a row shares a scale; a second call undoes it."""
+        """Transpose tiles ``[..., G, D]`` for axis ``channel``: a row then has one scale. A second call undoes it."""
         return tiles.transpose(-1, -2) if self.axis == "channel" else tiles
 
     def _flat(self, param: Tensor, row: bool) -> Tensor:

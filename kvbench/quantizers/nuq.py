@@ -26,7 +26,7 @@ ELEMENTS = 1 << 23
 
 
 def tail(share: float) -> float:
-    """Return the quantile above which an element is an outlier, for example 0.995 for a share of 0.01.
+    """Return the quantile above which elements are outliers, if outliers are a share of all: 0.995 for 0.01.
 
     The share counts the outliers of both ends: elements below one minus the result are outliers too.
     """

@@ -112,6 +112,6 @@ class OscarQuantizer(AffineQuantizer):
 def threshold(x: Tensor, clip: float) -> Tensor:
     """Return the absolute value to which each group of `x` (its last dimension) is clipped, ``[..., 1]``.
 
-    The share `clip`, below 1, of a group's elements is smaller in absolute value.
+    It is the `clip` quantile (below 1) of the absolute values of the group, without interpolation.
     """
     return x.abs().kthvalue(int(clip * x.shape[-1]) + 1, dim=-1, keepdim=True).values

@@ -64,7 +64,7 @@ def describe_formats(name: str, formats: Mapping[str, Any], standard: Mapping[st
 
 
 def taken(takes: Sequence[str], extra: Path | None = None) -> tuple[str, ...]:
-    """Return the names of the presets that a method takes: those that `takes` names, and those of the kinds it names.
+    """Return the names of the presets that a method takes: those in `takes`, and all presets of the kinds in `takes`.
 
     Args:
         takes: names of presets, ``none``, and kinds of codes. ``affine`` stands for each preset whose keys and values

@@ -75,7 +75,7 @@ def levels(channels: int, bits: int) -> Tensor:
 
 
 def midpoints(ascending: Tensor) -> Tensor:
-    """Return the midpoints between neighbouring, ascending levels; a number equal to one takes the upper level."""
+    """Return the midpoints between neighbouring, ascending levels; a number at a midpoint takes the upper level."""
     return (ascending[1:] + ascending[:-1]) / 2
 
 
@@ -221,15 +221,15 @@ def _search_tables(channels: int, bits: int, device: str) -> tuple[Tensor, Tenso
 
 
 class SketchQuantizer(AffineQuantizer):
-    """TurboQuant's keys with a 1-bit sketch of the residual, which makes scores unbiased and their variance larger.
+    """TurboQuant's keys with a 1-bit sketch of the residual: attention scores are unbiased, but vary more.
 
-    The upper b - 1 bits of a code are the level's (:func:`kvbench.quantizers.turboquant.stored_codes`). The lowest bit
-    of channel i is the sign of projection i of the residual, 1 if negative. Parameters are ``(norm, residual)``, in
+    The upper b - 1 bits of a code stand for the level (:func:`kvbench.quantizers.turboquant.stored_codes`). The lowest
+    bit of channel i is the sign of projection i of the residual, 1 if negative. Parameters are ``(norm, residual)``, in
     fp16 ``[..., T, 1]``.
 
     Args:
         bits: bits per code, b: 2, 3 or 4.
-        projection: S for keys as they are stored, fp32 ``[D, D]``; None for :func:`gaussian` of `seed`.
+        projection: the matrix S, which is applied to rotated keys, fp32 ``[D, D]``; None: :func:`gaussian` with `seed`.
     """
 
     kind = "sketch"
@@ -246,7 +246,7 @@ class SketchQuantizer(AffineQuantizer):
         return (Parameter(torch.float16), Parameter(torch.float16))
 
     def projection(self, channels: int, device: torch.device) -> Tensor:
-        """Return S, fp32 ``[D, D]``."""
+        """Return the matrix S of the sketch, fp32 ``[D, D]``."""
         return gaussian(channels, self.seed, str(device)) if self.given is None else self.given.to(device)
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

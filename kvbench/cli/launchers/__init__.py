@@ -1,7 +1,7 @@
 """Launchers of sweeps: joblib, submitit and Ray behind Hydra's interface for launchers.
 
 Hydra composes the options (``hydra.launcher``) and hands over the jobs. Each job holds the overrides of a unit of the
-sweep (:mod:`kvbench.cli.plan`), so what is sent to another process is a unit and nothing of Hydra.
+sweep (:mod:`kvbench.cli.plan`), so other processes receive units, and no objects of Hydra.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Pool(Launcher):
 
 
 class JoblibLauncher(_Pool):
-    """``launcher=joblib`` (:mod:`kvbench.cli.launchers.joblib_pool`)."""
+    """Launcher that runs a sweep in worker processes of this machine: ``launcher=joblib``."""
 
     def run(self, units: Sequence[Unit]) -> None:
         """See :func:`kvbench.cli.launchers.joblib_pool.run_with_joblib`."""
@@ -78,7 +78,7 @@ class JoblibLauncher(_Pool):
 
 
 class SlurmLauncher(_Pool):
-    """``launcher=submitit`` (:mod:`kvbench.cli.launchers.submitit_pool`)."""
+    """Launcher that runs a sweep as SLURM jobs: ``launcher=submitit``."""
 
     def run(self, units: Sequence[Unit]) -> None:
         """See :func:`kvbench.cli.launchers.submitit_pool.run_with_submitit`."""
@@ -88,7 +88,7 @@ class SlurmLauncher(_Pool):
 
 
 class SubmititLocalLauncher(_Pool):
-    """``launcher=submitit_local`` (:mod:`kvbench.cli.launchers.submitit_pool`)."""
+    """Launcher that runs a sweep in processes that submitit starts on this machine: ``launcher=submitit_local``."""
 
     def run(self, units: Sequence[Unit]) -> None:
         """See :func:`kvbench.cli.launchers.submitit_pool.run_with_submitit`."""
@@ -98,7 +98,7 @@ class SubmititLocalLauncher(_Pool):
 
 
 class RayLauncher(_Pool):
-    """``launcher=ray`` (:mod:`kvbench.cli.launchers.ray_pool`)."""
+    """Launcher that runs a sweep as tasks of Ray, on a cluster or on this machine: ``launcher=ray``."""
 
     def run(self, units: Sequence[Unit]) -> None:
         """See :func:`kvbench.cli.launchers.ray_pool.run_with_ray`."""

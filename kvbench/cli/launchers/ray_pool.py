@@ -1,10 +1,10 @@
-"""``launcher=ray``: the jobs of a sweep on the machines of a Ray cluster, or in a Ray of this command's own.
+"""``launcher=ray``: the jobs of a sweep on the machines of a Ray cluster, or in a Ray that the command starts here.
 
 A job asks for processors and GPUs by the memory that its run is expected to take.
 
-Where the machines share no folder with this one, an actor on this machine (:class:`kvbench.results.keeper.Keeper`)
-hands out what is known of a run and writes what its job sends, row by row. A job whose process or machine is lost is
-started again, and continues after the last row that has arrived here.
+If the machines share no folder with this one, an actor on this machine (:class:`kvbench.results.keeper.Keeper`) sends
+jobs the stored rows of their runs, and writes the rows that they send, one by one. A job whose process or machine is
+lost is started again, and continues after the last row that has arrived here.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _workers(config: RunConfig) -> int:
 
 
 def _gpus(configs: list[RunConfig | None], memory: Callable[[], int | None]) -> float:
-    """Return the share of a GPU that holds the runs of a unit; 1 if they need it alone, 0 if they run on the CPU.
+    """Return the share of a GPU that holds the runs of a unit; 1 if they need a whole GPU, 0 if they run on the CPU.
 
     A run that measures times, or shares its GPU's prefill with other runs, gets a whole GPU.
     """
@@ -100,7 +100,7 @@ Records = dict[str, bytes]
 
 @dataclass
 class _Attempt:
-    """An attempt to run a unit, after `tries` attempts that were lost. It writes runs under the name `claim`."""
+    """An attempt to run a unit, after `tries` lost attempts. Its jobs write their runs under the name `claim`."""
 
     unit: Unit
     tries: int
@@ -202,7 +202,7 @@ class _Pool:
             (folder / PROBE).unlink(missing_ok=True)
 
     def _gpu_memory(self) -> int | None:
-        """Return the memory of one of the cluster's GPUs in bytes, which are taken to be alike; asked once."""
+        """Return the memory in bytes of one of the cluster's GPUs, which are assumed to be alike; asks only once."""
         if self._memory is None:
             self._memory = self._ray.get(self._ray.remote(num_cpus=0, num_gpus=0.01)(_gpu_memory).remote())
         return self._memory
@@ -273,7 +273,7 @@ def _execute(unit: Unit, claim: str, keeper: Any, probe: str | None) -> Records:
 
 
 def _gpu_memory() -> int | None:
-    """Return the memory of the first GPU of this process in bytes (a task of Ray)."""
+    """Return the memory in bytes of the first GPU of this process, which is a task of Ray; None without a GPU."""
     import torch
 
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None

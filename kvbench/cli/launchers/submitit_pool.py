@@ -20,8 +20,9 @@ COMMON = (
 def run_with_submitit(units: Sequence[Unit], options: Mapping[str, Any], kind: Literal["slurm", "local"]) -> None:
     """Run units as jobs of submitit. A job that is lost (its node failed, or it was killed) is submitted again.
 
-    The options, ``hydra.launcher``, are those of Hydra's plugin for submitit. ``slurm`` gets all jobs at once;
-    ``local`` would start all at once, so it gets as many as this machine has processors for (``cpus_per_task``).
+    The options, ``hydra.launcher``, are those of Hydra's plugin for submitit. All jobs are submitted at once for
+    ``slurm``. For ``local``, which would start all of them, only as many are submitted at a time as this machine has
+    processors for (``cpus_per_task``).
     """
     options = dict(options)
     at_once = len(units)

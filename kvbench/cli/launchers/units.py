@@ -62,7 +62,7 @@ class Unit:
 
 
 def units_of(values: Sequence[str], folder: Path, extra: Path | None) -> list[Unit]:
-    """Return the units of a sweep that this process starts, from the encoded jobs of each."""
+    """Return the units of a sweep that this process starts, from `values`: the encoded jobs of each unit."""
     environment = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
     here = Path.cwd()
     return [Unit(value, folder.absolute(), extra and extra.absolute(), here, environment) for value in values]
@@ -93,7 +93,7 @@ def run_recorded_unit(unit: Unit, folder: Path) -> str:
 
 
 def end_with_parent() -> None:
-    """End this process soon after the one that started it, which may be killed before it can end its workers.
+    """Make this process end soon after the process that started it, even if that one is killed.
 
     Rows that are finished are on disk; the job's run is unlocked for the command that continues the sweep.
     """
@@ -139,7 +139,7 @@ def keep_unit_records(unit: Unit, records: dict[str, bytes]) -> None:
 
 
 def _results_dir(unit: Unit, overrides: list[str]) -> Path:
-    """Return the folder of a job's runs on this machine; its record names that of the machine on which it ran."""
+    """Return the folder of runs for a job on this machine; the job's record names the folder where the job ran."""
     try:
         return Path(job.composed(overrides, unit.extra)["runtime"]["results_dir"])
     except KvbenchError:  # an invalid configuration has no run

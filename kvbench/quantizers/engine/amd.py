@@ -98,7 +98,7 @@ class Octave(TokenQuantizer):
         return f"Octave(bits={self.bits}, block={self.group_size}, wide={self.wide})"
 
     def parameters(self, dtype: torch.dtype) -> tuple[Parameter, ...]:
-        """Describe the scales; on the side that carries the padding of the engine's slot, their rows are padded."""
+        """Describe the scales, whose rows are padded if `padding` is not 0."""
         return (Parameter(torch.float16, "token", self.group_size, padding=self.padding),)
 
     def encode_blocks(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

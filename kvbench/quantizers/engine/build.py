@@ -1,4 +1,4 @@
-"""The quantizers of the engines' formats, by name and side."""
+"""Construction of the quantizer for a format of an inference engine."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class EngineFormat:
 
     @property
     def octave(self) -> bool:
-        """True for the octave formats, whose keys and values share a slot."""
+        """True for the octave formats, which store the key and the value of a token in one piece of memory."""
         return self.name.startswith("octave")
 
     @property

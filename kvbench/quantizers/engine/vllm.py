@@ -2,10 +2,10 @@
 
 NVFP4 has e2m1 codes in blocks of 16 channels, each block with an e4m3 scale, and one fp32 factor for the whole tensor.
 
-Source: vllm-project/vllm 0.33.0, ``triton_reshape_and_cache_flash.py`` and ``int4_per_token_head.py`` (Apache-2.0).
+Sources: vllm-project/vllm 0.33.0, ``triton_reshape_and_cache_flash.py`` and ``int4_per_token_head.py`` (Apache-2.0).
 ``absmax``, ``min`` and ``max`` are those of a token's channels in one head.
 
-Sources: vllm-project/vllm, ``nvfp4_kv_cache_kernels.cu`` (c46deb95), and for 4over6 vLLM's pull request 45187 and
+NVFP4: vllm-project/vllm, ``nvfp4_kv_cache_kernels.cu`` (c46deb95), and for 4over6 vLLM's pull request 45187 and
 flashinfer-ai/flashinfer, ``quantization_utils.cuh`` (fb28d724) with mean squared errors; all Apache-2.0. Their kernels
 use an approximate reciprocal, so a few of their scale bytes may differ by one.
 """
