@@ -168,7 +168,7 @@ def _sets_named(text: str, names: Sequence[str]) -> bool:
 
 
 def _ranks(keys: Sequence[tuple[str, ...]]) -> list[int]:
-    """Return for each key the place of its first occurrence among the different keys."""
+    """Number the distinct keys 0, 1, ... in the order in which they first occur: ``[b, a, b]`` gives ``[0, 1, 0]``."""
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     return [places[key] for key in keys]
 

@@ -51,7 +51,7 @@ def head_ranks(model: PreTrainedModel) -> int:
 def fill_at_random(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed: int = 0) -> None:
     """Fill an empty cache with random keys and values, as if a prefill of `tokens` tokens had been run.
 
-    The other layers of a hybrid model start with an empty state.
+    The states of a hybrid model (of linear attention, Mamba or convolutions) start empty.
     """
     method = cache.method
     if method.keys_before_rope:  # the random keys are stored as keys before RoPE, whose positions attention needs

@@ -125,9 +125,10 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
 
 
 def _label_folder(model: Mapping[str, Any]) -> Path | None:
-    """Return a folder with the checkpoint's small files, `path` or one in the hub's cache; fetch them if necessary.
+    """Return a folder with the checkpoint's small files; None if there is none.
 
-    None if there are no such files.
+    It is the folder `path` or, for a repository, a folder in the hub's cache, to which the files are downloaded if
+    necessary. A GGUF file is converted first.
     """
     if model.get("path") is not None:
         path = str(model["path"])
@@ -171,7 +172,10 @@ def _architecture(preset: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _alike(numbers: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return True if two configurations agree in all keys of :data:`SAME` that both have, hidden_size included."""
+    """Return True if two configurations have equal values of ``hidden_size`` and of all other keys in :data:`SAME`.
+
+    A key that one of them lacks is not compared, except ``hidden_size``, which both must have.
+    """
     both = [key for key in SAME if numbers.get(key) is not None and other.get(key) is not None]
     return "hidden_size" in both and all(numbers[key] == other[key] for key in both)
 

@@ -103,7 +103,7 @@ class DraftLinear(nn.Module):
         return self.exact.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output ``[..., out]`` for inputs ``[..., in]``: in 4 bits inside :meth:`Switch.drafting`."""
+        """Return the output ``[..., out]`` for inputs ``[..., in]``, with 4 bits inside :meth:`Switch.drafting`."""
         return self.draft(x) if self.switch.on else self.exact(x)
 
 

@@ -1,6 +1,6 @@
 """The types of a model's layers as its ``config.json`` lists or implies them, and the bytes of their states. No torch.
 
-The transformers configuration decides whether kvbench supports a model with such layers.
+:func:`unserved` decides from the same file or from transformers' config whether kvbench supports the model.
 
 The shapes of states are those of transformers' own layers: the last inputs of a convolution in the model's dtype, and a
 recurrent state in fp32.

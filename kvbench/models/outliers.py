@@ -1,4 +1,4 @@
-"""The schema of ``model.outliers``: larger channels of keys or values in a model that computes the same. No torch.
+"""The schema of ``model.outliers``: channels of keys or values that are made larger without changing outputs. No torch.
 
 :mod:`kvbench.models.make_outliers` says how the weights change.
 """

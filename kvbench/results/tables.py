@@ -123,7 +123,10 @@ def _lines_and_columns(
 
 
 def _point_lines(line: RunLine, fits: Mapping[int, Any], *, repeat_name: bool) -> list[PointLine]:
-    """Return a line per point of a run, or one without a point; the name is in the first, with `repeat_name` in all."""
+    """Return a line per point of a run, or one line without figures if it has no points.
+
+    Only the first line has the run's name, unless `repeat_name` is True.
+    """
     points = [
         PointLine(line.name, line.run, int(key.rsplit("@", 1)[1]), int(batch), point, fits.get(int(batch)))
         for key, entry in line.run.scores.items()

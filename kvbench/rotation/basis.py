@@ -1,6 +1,6 @@
-"""Change of the basis of keys or values, and of what they are multiplied with, so that the products stay the same.
+"""Transforms of keys or values to another basis, and of queries or outputs to match, so that attention stays the same.
 
-The few tokens of a decode step are rotated on a GPU by a kernel.
+On a GPU, a kernel rotates the few tokens of a decode step.
 
 A captured step and an eager one use the same kernels, so that both store the same numbers.
 """
@@ -44,7 +44,7 @@ class Butterfly:
 
 
 def rotates_steps(x: Tensor) -> bool:
-    """Return True if the kernels rotate a tensor ``[B, heads, n, D]``: that of a decode step, on a GPU."""
+    """Return True if kernels rotate `x` ``[B, heads, n, D]``: with Triton, on a GPU, n being at most :data:`STEP`."""
     return x.is_cuda and x.shape[-2] <= STEP and _triton()
 
 
@@ -54,7 +54,7 @@ def _triton() -> bool:
 
 
 def rotated(x: Tensor, matrix: Tensor, butterfly: Butterfly | None, use: Use) -> Tensor:
-    """Return a step's tensor multiplied by a matrix of a transform; the result has its strides in the input's order.
+    """Return the tensor of a decode step multiplied by a matrix of a transform, in the memory layout of the input.
 
     Args:
         x: ``[B, heads, n, D]``.
@@ -81,9 +81,9 @@ def rotated(x: Tensor, matrix: Tensor, butterfly: Butterfly | None, use: Use) ->
 
 
 def transform_parts(matrix: Tensor, butterfly: Butterfly | None, use: Use) -> tuple[Tensor, float, int]:
-    """Return the signs of a transform (`matrix` if there are none), its factor, and the levels of its butterfly.
+    """Return what a kernel needs of a transform: signs, factor, and levels of the butterfly (0 without one).
 
-    The arguments are those of :func:`rotated`. A transform without a butterfly has 0 levels.
+    The arguments are those of :func:`rotated`. For a transform without signs, `matrix` takes their place.
     """
     if butterfly is None:
         return matrix, 1.0, 0
@@ -92,7 +92,7 @@ def transform_parts(matrix: Tensor, butterfly: Butterfly | None, use: Use) -> tu
 
 
 def per_program(lines: int, dense: bool) -> int:
-    """Return how many tokens of a head a program rotates: several if otherwise many programs would read a matrix.
+    """Return how many tokens of a head a program rotates: 16 if it reads a matrix and there are many, else 1.
 
     `lines` is the number of tokens of all heads; `dense` is True if programs read a matrix.
     """
@@ -196,7 +196,7 @@ def _of_heads(transform: Transform, first: int, count: int) -> Transform:
 
 
 def _product(x: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply a few tokens at a time, so that a long prompt is not converted to fp32 as a whole."""
+    """Multiply `x` by a matrix in fp32, a few tokens at a time, so that a long prompt is not converted as a whole."""
     if x.dtype == torch.float32 or x.numel() <= ELEMENTS:
         return (x.float() @ matrix).to(x.dtype)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

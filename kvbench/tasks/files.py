@@ -68,7 +68,7 @@ class Found:
         return tuple(Found(path, self.member) for path in (self.path, *self.more))
 
     def check(self) -> None:
-        """Raise DataError unless `path` is a regular file whose packed size is within the limit :data:`MAX_FILE`."""
+        """Raise DataError unless `path` is a regular file whose size on disk is within the limit :data:`MAX_FILE`."""
         try:
             if not is_file(self.path, ""):
                 raise DataError(f"{self.path} is not a file.\n  hint: name a file, not a folder")

@@ -55,7 +55,7 @@ class Header:
 
     @property
     def architecture(self) -> str:
-        """Name of the architecture, with which the names of its keys begin; empty if the file does not state it."""
+        """Name of the architecture, such as ``llama``, the prefix of its keys; empty if the file does not state it."""
         return str(self.keys.get("general.architecture", ""))
 
 

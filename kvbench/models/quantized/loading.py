@@ -1,7 +1,7 @@
 """Loading of checkpoints into layers with 4-bit weights, one layer at a time.
 
-transformers loads everything but the weights of these layers: before it does, they are replaced by layers without
-weights. The weights are then read from the safetensors files, and unpacked or rounded, layer by layer. The peak of
+Before transformers loads the checkpoint, these layers are replaced by layers without weights, so that it loads all
+other weights. Theirs are then read from the safetensors files, and unpacked or rounded, layer by layer. The peak of
 memory is therefore close to what the finished model takes.
 """
 
