@@ -92,9 +92,9 @@ def transform_parts(matrix: Tensor, butterfly: Butterfly | None, use: Use) -> tu
 
 
 def per_program(lines: int, dense: bool) -> int:
-    """Return how many tokens of a head a program rotates: 16 if it reads a matrix and there are many, else 1.
+    """Return how many tokens each program rotates: 16 if it reads a matrix and there are many lines, else 1.
 
-    `lines` is the number of tokens of all heads; `dense` is True if programs read a matrix.
+    `lines` is the number of tokens of all heads, many if above :data:`PROGRAMS`; `dense` is True for a matrix.
     """
     return 16 if dense and lines > PROGRAMS else 1
 

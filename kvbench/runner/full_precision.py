@@ -140,7 +140,7 @@ class FullPrecision:
         return References(Path(self.config.runtime.results_dir) / FOLDER / key, stamp, say)
 
     def _dtypes(self) -> dict[str, str]:
-        """Return the dtypes on which the predictions depend; that of the arithmetic only if the storage's differs."""
+        """Return the dtypes on which the predictions depend: storage, and arithmetic if it differs from storage."""
         named = self.machine.dtypes()
         differs = named["arithmetic"] != named["dtype"]
         return {key: named[key] for key in ("dtype", *(["arithmetic"] if differs else []))}

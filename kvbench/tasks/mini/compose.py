@@ -101,9 +101,9 @@ class Setting:
     def count(self, most: int, tokens_each: int, least: int = 1) -> int:
         """Return how many records the sample should have.
 
-        An evaluation sample gets `most` records, or fewer if its length has no room for them at `tokens_each` tokens
-        each, but at least `least`. A training sample gets a random number from a third of that (but at least `least`)
-        to all of that.
+        An evaluation sample gets `most` records, or as many as fit into its length at `tokens_each` tokens each if
+        these are fewer, but at least `least`. A training sample gets a random number between a third of that number
+        (but at least `least`) and the whole.
         """
         n = max(least, min(most, self.length // tokens_each))
         return self.rng.between(max(least, n // 3), n) if self.vary else n

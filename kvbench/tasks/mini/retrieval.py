@@ -104,7 +104,7 @@ def key_value_hex(setting: Setting) -> Draft:
 def several(setting: Setting) -> Draft:
     """Generate the task ``several``: ``key_value_hex`` with eight questions about one context, each about another key.
 
-    Training samples keep the number of questions of `setting`.
+    Training samples ask :attr:`Setting.questions` questions instead.
     """
     if not setting.vary:
         setting.questions = 8
@@ -114,7 +114,7 @@ def several(setting: Setting) -> Draft:
 def many(setting: Setting) -> Draft:
     """Generate the task ``many``: ``key_value_hex`` with 32 questions about one context, all of which must be right.
 
-    Samples of fewer than 1,792 tokens have fewer lines than that, and are asked about all of them.
+    Samples of fewer than 1,792 tokens have fewer than 32 lines, and ask about all of them.
     """
     if not setting.vary:
         setting.questions = 32

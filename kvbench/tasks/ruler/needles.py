@@ -26,8 +26,7 @@ class Needles:
     """Generator of one niah task at one length.
 
     Args:
-        chat: chat format with the placeholder ``{task}`` (:data:`kvbench.tasks.ruler.frame.CHAT`), as other generators
-            take it.
+        chat: chat format with the placeholder ``{task}`` (:data:`kvbench.tasks.ruler.frame.CHAT`).
         pairs: the adjective-noun pairs from which keys are drawn.
         text: the essays, for the haystack ``essay``.
     """

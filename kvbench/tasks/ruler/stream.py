@@ -54,7 +54,7 @@ class Stream:
         self.numbers = np.random.RandomState(seed)
 
     def shuffle(self, items: MutableSequence[Any]) -> None:
-        """Shuffle a list in place; lists of equal length are always permuted in the same way."""
+        """Shuffle a list in place, always with the same permutation for lists of equal length."""
         random.Random(self.seed).shuffle(items)
 
     def names(self, letters: str, size: int, count: int) -> list[str]:
