@@ -46,9 +46,10 @@ _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?
 
 
 def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, Any]:
-    """Replace a preset's values by those of the checkpoint, if the user points the preset to another checkpoint.
+    """Return a copy of `model`, corrected if the user points the preset to another checkpoint than its own.
 
-    The result is a copy of `model`, unchanged if it loads the preset's own checkpoint.
+    Values of the preset that need not hold for that checkpoint, such as name and context length, are then replaced by
+    those of the checkpoint.
 
     Args:
         model: the configuration group `model` as composed by Hydra.

@@ -169,7 +169,7 @@ def attach(model: nn.Module, which: Which) -> Switch:
 
 
 def replace_submodule(parent: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace a submodule by another module, which also runs the hooks that move its inputs to the right device.
+    """Replace a submodule, and give the new module the hooks that move its inputs to the right device.
 
     The new module must have no hooks of its own.
     """

@@ -83,7 +83,7 @@ def state_bytes(numbers: Mapping[str, Any], width: int) -> int:
 
 
 def _sizes(numbers: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the channels of a layer's convolution, and the elements of its recurrent state."""
+    """Return the number of channels of a layer's convolution, and of elements of its recurrent state."""
     hidden = _first(numbers, "hidden_size")
     if "conv_L_cache" in numbers:  # LFM2
         return hidden, 0

@@ -277,6 +277,6 @@ def _difference(task: Sequence[Any]) -> float | None:
 
 
 def _drawable_text(text: str, longest: int = 100) -> str:
-    """Return a text that matplotlib draws as it is: without its mathematical notation, and not too long."""
+    """Return a text shortened to `longest` characters, with ``$`` escaped, which begins mathematics in matplotlib."""
     plain = text.encode("utf-8", "replace").decode().replace("$", r"\$")
     return plain if len(plain) <= longest else plain[: longest - 3] + "..."

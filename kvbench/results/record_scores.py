@@ -140,7 +140,7 @@ class Fidelity:
 
     Args:
         nll_base, nll: mean negative log-likelihood of the true token with the fp16 cache and with this one, in nats.
-        positions: number of positions, without the prompt's last token, at which the prefill predicts.
+        positions: number of compared positions. The prompt's last token does not count: the prefill predicts there.
         prompts: number of samples with at least one position.
         first_kld: mean KL divergence at the prompt's last token; None for a simulated pass.
         bins: figures by the number of tokens since the exact prefill.

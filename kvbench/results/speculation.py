@@ -148,7 +148,7 @@ def round_times(totals: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def why(parts: Mapping[str, float], tokens: float, expected: float, apart: float) -> str:
-    """Explain the difference between the measured and the expected time per token by its shares, as a sentence.
+    """Return a sentence that explains the difference between measured and expected time per token by its causes.
 
     Args:
         parts: seconds of a round by part: ``draft_s``, ``verify_s``, ``sampling_s`` and ``flush_s``.

@@ -151,7 +151,7 @@ class RunStore:
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write `env.json`, which describes the machine and the package versions of the latest command for this run.
 
-        It does not lose the devices of earlier samples, because each row of `samples.jsonl` records its device.
+        The devices of earlier samples stay known, because each row of `samples.jsonl` records its device.
         """
         self._write("env.json", _json(environment, sort_keys=True))
 

@@ -163,7 +163,7 @@ class Transform:
         return self._product(keys, "forward")
 
     def queries(self, queries: Tensor) -> Tensor:
-        """Return queries ``[B, Hq, n, D]`` for keys that the cache stores; those of a KV head share its matrix."""
+        """Return queries ``[B, Hq, n, D]`` for products with stored keys, by the dual matrix of their KV heads."""
         return self._product(queries, "dual")
 
     def values(self, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rotation of a decode step's queries, keys and values on a GPU by one launch, which also appends keys and values."""
+"""Rotation of a decode step's queries, keys and values by one launch on a GPU, which can also store keys and values."""
 
 from __future__ import annotations
 

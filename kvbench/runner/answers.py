@@ -81,7 +81,7 @@ class Answers:
         return PromptBatch(list(samples), prompts, input_ids, mask, padded, new_tokens, pad_id)
 
     def cache(self, batch: PromptBatch) -> KVCache:
-        """Return an empty cache of the run's method for a batch; this includes the method's search, if it has one."""
+        """Return an empty cache of the run's method for a batch. A method that searches the context does so now."""
         cache = self.config.method.new_cache(
             self.loaded.model, batch.padded, max_length=batch.input_ids.shape[1] + batch.new_tokens
         )

@@ -126,7 +126,7 @@ def _gpu_count() -> int:
 
 @contextmanager
 def open_workers(checked: RunConfig, missing: Sequence[Sample], count: int) -> Iterator[Workers]:
-    """Start the workers at the beginning of a ``with`` block, and end them after it; yield them once one is ready."""
+    """Start the workers, yield them to a ``with`` block once the first is ready, and end them after the block."""
     plain = checked.plain
     alone = {**plain, "runtime": {**plain["runtime"], "workers": 1}, "logger": {"name": "none"}}
     count = min(count, len(missing))

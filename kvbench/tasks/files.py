@@ -118,7 +118,7 @@ def is_file(path: Path, what: str) -> bool | None:
 
 
 def limit(name: str) -> int:
-    """Return a size limit in bytes: the value of :data:`MAX_FILE` or :data:`MAX_LINE`, which is in MiB, or its default.
+    """Return a size limit in bytes, from the environment variable `name`, which is in MiB, or its default.
 
     Raises:
         ConfigError: the variable's value is not a positive whole number.

@@ -47,7 +47,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a GGUF file: values by key, tensor entries by name, and the offset in the file of the data."""
+    """The header of a GGUF file: values by key, tensor entries by name, and the offset at which the data begin."""
 
     keys: Mapping[str, Value | Array]
     tensors: Mapping[str, Tensor]

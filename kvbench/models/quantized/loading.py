@@ -50,7 +50,7 @@ class Plan:
         self._layers: dict[str, Int4Linear] = {}
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        """Return the arguments of ``from_pretrained`` with which transformers does not load these layers itself.
+        """Return arguments of ``from_pretrained`` that keep transformers from loading the weights of these layers.
 
         The description of the quantization is removed from `config`.
         """

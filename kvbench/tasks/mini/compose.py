@@ -50,7 +50,7 @@ class DraftQuestion:
 class Draft:
     """Content of a sample without its filler: texts with the answers (records), and questions about them.
 
-    The first question ends the sample's own prompt. `meta` becomes part of the finished sample's.
+    The first question ends the sample's own prompt. `meta` is added to the `meta` of the finished sample.
 
     Args:
         style: key in :data:`kvbench.tasks.mini.compose.WRAPPERS` of the instructions around the context.

@@ -102,7 +102,7 @@ def largest(
 def fitting(
     make: Callable[[int], RulerPrompt], stream: Stream, units: int, step: int, budget: int
 ) -> tuple[RulerPrompt, int]:
-    """Make a prompt with `units` units; as long as it is too long, draw a new one with `step` units fewer.
+    """Make a prompt with `units` units; while it is too long, draw another with `step` units fewer.
 
     `make` may raise ValueError if there are too few units. The result is the prompt, and its length in tokens together
     with the `budget` tokens of the answer.
