@@ -319,7 +319,7 @@ class Records(Task):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return facts for `metrics.json` outside the run's identity: number of records by split, and of repeated ones."""
+        """Return facts for `metrics.json` outside the run's identity: numbers of records by split and of repeats."""
         repeated = len(self._repeated(self.entries[self.split]))
         counts = {split: len(entries) for split, entries in self.entries.items()}
         return {"records": counts, **({"repeated": repeated} if repeated else {})}
