@@ -54,8 +54,9 @@ class Outliers:
         """Return the channels of one head that become larger.
 
         Args:
-            rotary: number of channels to which RoPE is applied; the first of a pair lies in the first half of them.
-            count: number of all channels of a head, from which those of values are chosen.
+            rotary: number of channels to which RoPE is applied; channels of keys are chosen from these. The first
+                channel of a pair is in the first half.
+            count: number of all channels of a head; channels of values are chosen from all.
         """
         half = (rotary if self.side == "keys" else count) // 2
         if self.pairs > half:

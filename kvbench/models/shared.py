@@ -102,7 +102,7 @@ def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any],
 def give_back(loaded: LoadedModel) -> None:
     """End the use of a model from :func:`take`; the caller must have undone all of kvbench's own changes to it.
 
-    If it differs from its state when it was loaded, it is freed once no run uses it any more.
+    A model that has changed since it was loaded is freed as soon as no run uses it.
     """
     if _shelf is None or _shelf.loaded is not loaded:
         return

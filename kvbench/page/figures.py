@@ -144,7 +144,7 @@ def _scatter(
 ) -> Any:
     """Draw the quality of runs against a cost, with error bars and the Pareto front.
 
-    The quality is the score or the perplexity; if `of` is ``kl``, the KL divergence, of runs with one above 0.
+    The quality is the score or the perplexity; if `of` is ``kl``, the KL divergence of runs in which it is above 0.
     """
     judged = _divergence_point if of else lambda run: (_quality(run), _score_error(run))
     points = [

@@ -38,7 +38,7 @@ def shorten_middle(text: Any, longest: int = LONGEST) -> str:
 
 
 def whole_or_empty(text: str, longest: int) -> str:
-    """Return a text unshortened; an empty text if it is longer than `longest`. For texts such as commands."""
+    """Return a text that must not be shortened, such as a command; empty if it is longer than `longest`."""
     return text if len(text) <= longest else ""
 
 

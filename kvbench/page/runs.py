@@ -24,8 +24,8 @@ class Entry:
     """One run of the report.
 
     Args:
-        metrics: content of its `metrics.json`, with ``status`` and ``older`` for the present code. If a run has no
-            valid `metrics.json`: the same keys with what is known so far, and the status ``unfinished``.
+        metrics: content of its `metrics.json`, but ``status`` and ``older`` compare with the present code. If a run
+            has no valid `metrics.json`: the same keys with what is known so far, and the status ``unfinished``.
         config: content of its `config.yaml`; empty if it cannot be read.
         command: the command that repeats the run; empty if its configuration cannot be read.
         changes: the settings in which the run differs from its presets, by dotted key.

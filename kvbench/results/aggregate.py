@@ -4,8 +4,8 @@ Timings are TTFT, TPOT and decoding speed, for each device.
 
 A row is the recorded result of one sample. The standard error of a mean over n samples is ``std(ddof=1) / sqrt(n)``. A
 difference from fp16 is paired: the mean of (method - fp16) over the samples that both runs have, with the standard
-error of these differences. Because both runs answer the same questions, it is far smaller than the standard error of a
-difference of two independent means. Scores and their differences have 95 % intervals too
+error of these differences. This error is far smaller than that of a difference of two independent means, because both
+runs answer the same questions. Scores and their differences have 95 % intervals too
 (:mod:`kvbench.metrics.intervals`).
 """
 

@@ -80,8 +80,7 @@ def speedup(metrics: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> f
     """Return the speed-up of a run over its fp16 run: fp16's median TPOT divided by the run's median TPOT.
 
     Only times from the same device are compared. If both runs were timed on several devices, the result is the mean of
-    one ratio per device. It is None if there is no fp16 run, if it used another batch size, or if no device has timed
-    both runs.
+    one ratio per device. It is None without an fp16 run of the same batch size, or if no device has timed both runs.
     """
     if not baseline or metrics["config"].get("batch_size") != baseline["config"].get("batch_size"):
         return None

@@ -170,8 +170,8 @@ _NAMES = {
 def answer_lines(answers: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Return the cells of the table of answers as text, one line per task, or per task and length.
 
-    An answer is correct if its score is 1. "B leaves A at" is the median, over the answers, of the first token that
-    differs; if more than half of them never differ, it is more than their median length.
+    An answer is correct if its score is 1. "B leaves A at" is the median, over the answers, of the index of the first
+    token that differs; if more than half of the answers never differ, ``>`` and their median length.
     """
     lines = []
     for key, entry in answers.items():

@@ -39,7 +39,7 @@ class Butterfly:
 
     @property
     def dual_scale(self) -> float:
-        """Factor of the dual matrix, and of the inverse."""
+        """Factor of the dual matrix and of the inverse (:class:`Transform`)."""
         return 1 / (self.block * self.scale)
 
 

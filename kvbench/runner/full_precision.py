@@ -81,7 +81,7 @@ class FullPrecision:
     def _decoded(
         self, samples: Sequence[Sample], batch: FidelityBatch, work: CompareTokens, report: Report | None
     ) -> tuple[list[list[int]], list[Tensor]]:
-        """Decode with the full-precision cache; return next tokens and final hidden states at the positions of each row."""
+        """Decode with the full-precision cache; return next tokens and final hidden states at each row's positions."""
         fp16, name = FP16(), f"{samples[0].id}, fp16"
         if batch.tokens is not None:
             tokens = batch.tokens

@@ -2,8 +2,8 @@
 
 The prediction uses only the configuration and imports no torch.
 
-Processes of one user share a ledger, a locked file per device, which lists the runs that are in, those that wait, and
-the predicted bytes of each. Waiting runs enter in the order in which they came, so that small runs do not overtake a
+Processes of one user share a ledger, a locked file per device, which lists the admitted and the waiting runs, with the
+predicted bytes of each. Waiting runs enter in the order in which they came, so that small runs do not overtake a
 large one for ever. Entries of processes that have ended are dropped.
 """
 
@@ -149,7 +149,7 @@ def per_gpu() -> int:
     """Return the number of workers that a launcher runs per GPU, from the environment variable :data:`PER_GPU`.
 
     Raises:
-        ConfigError: it is not a whole number, 1 or greater.
+        ConfigError: the variable is not a whole number of at least 1.
     """
     text = os.environ.get(PER_GPU, "").strip() or "1"
     if not text.isdecimal() or not int(text):

@@ -1,8 +1,8 @@
 """Loading of checkpoints into layers with 4-bit weights, one layer at a time.
 
-Before transformers loads the checkpoint, these layers are replaced by layers without weights, so that it loads all
-other weights. Theirs are then read from the safetensors files, and unpacked or rounded, layer by layer. The peak of
-memory is therefore close to what the finished model takes.
+Before transformers loads the checkpoint, these layers are replaced by layers without weights, so that it loads only
+the other weights. The weights of these layers are then read from the safetensors files, and unpacked or rounded, layer
+by layer. The peak of memory is therefore close to what the finished model takes.
 """
 
 from __future__ import annotations

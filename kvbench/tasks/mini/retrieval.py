@@ -29,7 +29,7 @@ def locate_value(record: str, index: int, value: str) -> tuple[int, int, int]:
 def look_up(setting: Setting, keys: list[str], values: list[str], record: str, query: str) -> Draft:
     """Return a draft in which each record states a key's value, and each question asks for the value of one key.
 
-    `record` has the places of key and value as ``{}``, `query` that of the key.
+    `record` is a template with ``{}`` for key and for value, in this order; `query` one with ``{}`` for the key.
     """
     records = [record.format(k, v) for k, v in zip(keys, values, strict=True)]
     questions = [
@@ -90,8 +90,8 @@ def key_value(setting: Setting) -> Draft:
 def key_value_hex(setting: Setting) -> Draft:
     """Generate the task ``key_value_hex``: the model must look up the value of one of 64 hexadecimal keys.
 
-    Each record is a line such as ``a3f91c: 93bd04e1a77c``. It is harder than ``key_value``, because the keys look alike
-    and the values are longer. Samples of fewer than 3,584 tokens have fewer lines.
+    Each record is a line such as ``a3f91c: 93bd04e1a77c``. The task is harder than ``key_value``, because the keys look
+    alike and the values are longer. Samples of fewer than 3,584 tokens have fewer lines.
     """
     rng, n = setting.rng, setting.count(64, 56, least=2)
     return _draft_pairs(

@@ -45,7 +45,7 @@ class Stream:
 
     Attributes:
         random: the numbers that RULER draws from Python's generator.
-        numbers: those that it draws from NumPy's.
+        numbers: the numbers that RULER draws from NumPy's generator.
     """
 
     def __init__(self, count: Callable[[str], int], length: int, seed: int = SEED) -> None:
@@ -79,7 +79,7 @@ def largest(
     """Find the largest number of units with which a prompt fits, as RULER does: by bisection after one probe.
 
     The prompt, an answer of `budget` tokens and `extra` tokens that will be added must fit into `length` tokens; None
-    for that of `stream`. If nothing fits, the result is `step`.
+    for ``stream.length``. If nothing fits, the result is `step`.
 
     Args:
         step: smallest number of units, and the number by which a prompt that is too long is shortened.
