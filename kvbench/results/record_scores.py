@@ -121,7 +121,7 @@ class Layers:
 class Source:
     """Origin of fp16's predictions: stored or made live, and all that 16-bit rounding depends on.
 
-    That is the device, the dtypes, the number of rows per batch, and the options ``runtime.compile`` and
+    Rounding depends on the device, the dtypes, the number of rows per batch, and the options ``runtime.compile`` and
     ``runtime.prefill_chunk`` of the run that made them.
     """
 

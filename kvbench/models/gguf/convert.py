@@ -247,7 +247,7 @@ def _write_record(place: Path, file: Path, header: Header, digest: str) -> None:
 
 
 def _without(file: Path, *names: str, **values: Any) -> None:
-    """Remove keys from a JSON file, and set others."""
+    """Remove the keys `names` from a JSON file, and set those in `values`."""
     if not file.is_file():
         return
     content = {key: value for key, value in read_object(file).items() if key not in names} | values

@@ -124,7 +124,7 @@ class Setting:
 class Wrapper:
     """The instructions that a prompt puts before and after its context, without whitespace at their ends.
 
-    `tail`, between the context and the question, is empty for none.
+    `head` stands before the context, `tail` between the context and the question; `tail` may be empty.
     """
 
     head: str
