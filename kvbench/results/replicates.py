@@ -207,7 +207,7 @@ def _fit(group: Sequence[Row], common: Sequence[int], x: Callable[[Row], float])
 
 
 def _break_even(own: LatencyFit, fp16: LatencyFit) -> Row:
-    """Return the break-even length, the reason if there is none, and the lengths by the lines of each process."""
+    """Return the break-even length, the reason if there is none, and the break-even length of each process."""
     result = crossing(own.line, fp16.line)
     row: Row = {"break_even": result.length, "no_break_even": result.reason, "break_evens": []}
     for own_slope, own_intercept, slope, intercept in zip(

@@ -138,7 +138,7 @@ class Transform:
 
     @classmethod
     def of(cls, matrix: Tensor) -> Transform:
-        """Return the transform with any invertible matrix, ``[D, D]`` or ``[H, D, D]``."""
+        """Return the transform by an invertible matrix, ``[D, D]`` or ``[H, D, D]``; it need not be orthogonal."""
         inverse = torch.linalg.inv(matrix.double())
         return cls(matrix.float().contiguous(), inverse.transpose(-1, -2).float().contiguous())
 

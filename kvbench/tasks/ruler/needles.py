@@ -57,7 +57,7 @@ class Needles:
         return fitting(self.make, self.stream, self.units, self.step, self.kind.budget)
 
     def make(self, units: int) -> RulerPrompt:
-        """Make a prompt whose haystack has `units` words of essays, noise paragraphs, or other needles.
+        """Make a prompt whose haystack has `units` words of essays, or `units` noise paragraphs or other needles.
 
         Raises:
             ValueError: there are fewer units than needles.
