@@ -117,7 +117,7 @@ class RangeError(ConfigError):
 
 
 class NonFiniteError(KvbenchError):
-    """NaN or Inf in the keys or values; the message names the layer, the tensor and the position in the sequence."""
+    """NaN or Inf in keys, values, hidden states or logits, or a state too large for fp16; the message says where."""
 
 
 class CacheError(KvbenchError):

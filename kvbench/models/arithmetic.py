@@ -1,9 +1,9 @@
 """The two dtypes of a model: the one in which its caches store, and the one in which the machine computes.
 
 Storage (``model.dtype``) decides what full-precision keys and values, scales and the bill are, so it must not depend on
-the machine. The dtype of the arithmetic (``runtime.arithmetic``) may depend on the machine: a CPU without instructions
-for 16-bit products takes three to six times as long for them as for float32, so there weights, activations and queries
-are in float32, and only what the cache stores is rounded to 16 bits.
+the machine. The dtype of the arithmetic (``runtime.arithmetic``) may depend on the machine. On a CPU without
+instructions for 16-bit products, these take three to six times as long as products in float32. There, weights,
+activations and queries are in float32, and only what the cache stores is rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _float32_speed_up(storage: torch.dtype) -> float:
 
 
 def _read_speeds(file: Path) -> dict[str, float]:
-    """Return the stored results; empty if the file is missing or damaged."""
+    """Return the speed-ups stored by :func:`faster_in_float32`; empty if the file is missing or damaged."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         return {key: float(ratio) for key, ratio in known.items()}

@@ -46,9 +46,10 @@ _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?
 
 
 def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, Any]:
-    """Replace a preset's values by those of the checkpoint, if the user points the preset to another checkpoint.
+    """Return a copy of `model`, corrected if the user points the preset to another checkpoint than its own.
 
-    The result is a copy of `model`, unchanged if it loads the preset's own checkpoint.
+    Values of the preset that need not hold for that checkpoint, such as name and context length, are then replaced by
+    those of the checkpoint.
 
     Args:
         model: the configuration group `model` as composed by Hydra.
@@ -125,9 +126,10 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
 
 
 def _label_folder(model: Mapping[str, Any]) -> Path | None:
-    """Return a folder with the checkpoint's small files, `path` or one in the hub's cache; fetch them if necessary.
+    """Return a folder with the checkpoint's small files; None if there is none.
 
-    None if there are no such files.
+    It is the folder `path` or, for a repository, a folder in the hub's cache, to which the files are downloaded if
+    necessary. A GGUF file is converted first.
     """
     if model.get("path") is not None:
         path = str(model["path"])
@@ -171,7 +173,10 @@ def _architecture(preset: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _alike(numbers: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return True if two configurations agree in all keys of :data:`SAME` that both have, hidden_size included."""
+    """Return True if two configurations have equal values of ``hidden_size`` and of all other keys in :data:`SAME`.
+
+    A key that one of them lacks is not compared, except ``hidden_size``, which both must have.
+    """
     both = [key for key in SAME if numbers.get(key) is not None and other.get(key) is not None]
     return "hidden_size" in both and all(numbers[key] == other[key] for key in both)
 

@@ -103,7 +103,7 @@ class DraftLinear(nn.Module):
         return self.exact.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output ``[..., out]`` for inputs ``[..., in]``: in 4 bits inside :meth:`Switch.drafting`."""
+        """Return the output ``[..., out]`` for inputs ``[..., in]``, with 4 bits inside :meth:`Switch.drafting`."""
         return self.draft(x) if self.switch.on else self.exact(x)
 
 
@@ -169,7 +169,7 @@ def attach(model: nn.Module, which: Which) -> Switch:
 
 
 def replace_submodule(parent: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace a submodule by another module, which also runs the hooks that move its inputs to the right device.
+    """Replace a submodule, and give the new module the hooks that move its inputs to the right device.
 
     The new module must have no hooks of its own.
     """

@@ -1,6 +1,6 @@
 """The types of a model's layers as its ``config.json`` lists or implies them, and the bytes of their states. No torch.
 
-The transformers configuration decides whether kvbench supports a model with such layers.
+:func:`unserved` decides from the same file or from transformers' config whether kvbench supports the model.
 
 The shapes of states are those of transformers' own layers: the last inputs of a convolution in the model's dtype, and a
 recurrent state in fp32.
@@ -83,7 +83,7 @@ def state_bytes(numbers: Mapping[str, Any], width: int) -> int:
 
 
 def _sizes(numbers: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the channels of a layer's convolution, and the elements of its recurrent state."""
+    """Return the number of channels of a layer's convolution, and of elements of its recurrent state."""
     hidden = _first(numbers, "hidden_size")
     if "conv_L_cache" in numbers:  # LFM2
         return hidden, 0

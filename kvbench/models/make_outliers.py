@@ -1,10 +1,10 @@
-"""Artificial outliers: makes channels of keys or values larger than the rest, in a model that computes the same.
+"""Artificial outliers: scaling of weights that makes channels of keys or values larger, but keeps the outputs.
 
 Large models have key channels far above the others, which decide what a format can store; small ones do not.
-Multiplying the rows of W_K that make a pair of RoPE channels by a factor, and dividing those rows of W_Q by it for each
-query head of the group, changes no product of a query with a key: RoPE turns the two channels of a pair into each
-other, so both need the same factor. The same is true of rows of W_V and columns of W_O. With a power of two the logits
-are the same to the bit. Biases of queries, keys and values are scaled with their rows.
+The two rows of W_K that compute a pair of RoPE channels are multiplied by a factor, and the same rows of W_Q, in each
+query head of the group, are divided by it. No product of a query with a key changes. Both channels of a pair need the
+same factor, because RoPE mixes them. Rows of W_V and columns of W_O are scaled in the same way. If the factor is a
+power of two, the logits are the same to the bit. Biases of queries, keys and values are scaled with their rows.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def make_outliers(name: str, model: PreTrainedModel, chosen: Outliers) -> None:
     """Scale the weights of a model in place; `name` is the model's, for messages.
 
     Raises:
-        ModelError: the model normalizes keys after their projection, its RoPE pairs other channels, or its weights are
-            quantized.
-        ConfigError: the model lacks a layer or has fewer channels.
+        ModelError: the model normalizes keys after their projection, is of an architecture not in :data:`SERVED`, or
+            has quantized weights.
+        ConfigError: the model has no layer of a given index, or fewer channels than are to be scaled.
     """
     text = model.config.get_text_config(decoder=True)
     kind = type(model).__name__

@@ -1,4 +1,4 @@
-"""The schema of ``model.outliers``: larger channels of keys or values in a model that computes the same. No torch.
+"""The schema of ``model.outliers``: channels of keys or values that are made larger without changing outputs. No torch.
 
 :mod:`kvbench.models.make_outliers` says how the weights change.
 """
@@ -41,7 +41,7 @@ class Outliers:
     factor: float
 
     def chosen(self, count: int) -> list[int]:
-        """Return the indices of the layers among `count`; raise ConfigError if there is no such layer."""
+        """Return the indices of the chosen layers of a model with `count` layers; raise ConfigError if it lacks one."""
         if self.layers in ("all", "ends"):
             return list(range(count)) if self.layers == "all" else sorted({0, count - 1})
         places = [int(text) for text in self.layers.split("+")]
@@ -54,8 +54,9 @@ class Outliers:
         """Return the channels of one head that become larger.
 
         Args:
-            rotary: number of channels to which RoPE is applied; the first of a pair lies in the first half of them.
-            count: number of all channels of a head, from which those of values are chosen.
+            rotary: number of channels to which RoPE is applied; channels of keys are chosen from these. The first
+                channel of a pair is in the first half.
+            count: number of all channels of a head; channels of values are chosen from all.
         """
         half = (rotary if self.side == "keys" else count) // 2
         if self.pairs > half:
@@ -96,7 +97,7 @@ def outliers(text: str) -> Outliers | None:
 
 
 def _option(key: str, value: str) -> dict[str, Any]:
-    """Return ``{key: value}``, the value converted to its type; raise ValueError if it is unknown or out of bounds."""
+    """Return ``{key: value}``, the value converted to its type; raise ValueError if key or value is not allowed."""
     if key == "side" and value in ("keys", "values"):
         return {key: value}
     if key == "layers" and (value in ("all", "ends") or all(-4096 <= int(part) < 4096 for part in value.split("+"))):
@@ -109,7 +110,7 @@ def _option(key: str, value: str) -> dict[str, Any]:
 
 
 def written(chosen: Outliers) -> str:
-    """Return the shortest value of ``model.outliers`` that means these outliers, whichever way they were typed."""
+    """Return the value of ``model.outliers`` with the fewest options that describes `chosen`, however it was typed."""
 
     def options(preset: Outliers) -> list[str]:
         pairs = [(key, value) for key, value in vars(chosen).items() if value != vars(preset)[key]]

@@ -78,9 +78,9 @@ def sharing() -> Iterator[None]:
 def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any], LoadedModel]) -> LoadedModel:
     """Return the shared model if it is the requested one, else a new one; the caller ends its use by :func:`give_back`.
 
-    A new one, from `load` (:func:`kvbench.models.load.load_model`), becomes the shared model, and the previous one is
-    freed before it is loaded. Nothing is shared outside of :func:`sharing`, with tensor parallelism, or with a limit on
-    memory, which counts the model only if it is loaded under the limit.
+    The function `load` (:func:`kvbench.models.load.load_model`) loads a new model. It becomes the shared model, unless
+    a run still uses the previous one, which is otherwise freed first. Models are not shared outside of :func:`sharing`,
+    with tensor parallelism, or with a memory limit, because the limit counts only models that are loaded under it.
     """
     global _shelf
     if not _depth or runtime.tensor_parallel is not None or runtime.memory_limit_gb is not None:
@@ -102,7 +102,7 @@ def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any],
 def give_back(loaded: LoadedModel) -> None:
     """End the use of a model from :func:`take`; the caller must have undone all of kvbench's own changes to it.
 
-    If it differs from its state when it was loaded, it is freed once no run uses it any more.
+    A model that has changed since it was loaded is freed as soon as no run uses it.
     """
     if _shelf is None or _shelf.loaded is not loaded:
         return

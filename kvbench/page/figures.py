@@ -38,10 +38,10 @@ WIDTH, LETTERS = 6.5, 8
 
 
 def write_plots(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]:
-    """Write the plots of the largest group of comparable runs, and of the largest ones with fidelity and with points.
+    """Write the plots of comparable runs to an existing folder; return the group's title and the paths of the files.
 
-    The result is the group's title, and the files in the folder, which must exist. A plot for which no run has figures
-    is not written.
+    The group is the largest one (:func:`largest`); plots of fidelity and of points show the largest group with such
+    figures (:func:`most`). A plot for which no run has figures is not written.
     """
     import matplotlib
 
@@ -84,9 +84,9 @@ def write_plots(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]
 
 
 def largest(runs: Sequence[Run]) -> tuple[str, list[Run]]:
-    """Return the largest group of comparable runs: the first half of their ids, and those that are finished.
+    """Return the largest group of comparable runs: the half of the id that they share, and its finished runs.
 
-    Only runs with a score or a perplexity count for the size, unless there are none.
+    The size of a group is its number of runs with a score or a perplexity; if no run has one, of all finished runs.
     """
     finished = [run for run in runs if run["status"] in DONE]
     judged = [run for run in finished if _quality(run) is not None] or finished
@@ -97,7 +97,7 @@ def largest(runs: Sequence[Run]) -> tuple[str, list[Run]]:
 
 
 def most(runs: Sequence[Run], key: str) -> tuple[str, list[Run]]:
-    """Return the largest group of comparable runs with a figure, such as ``points``: half of the ids, and the runs."""
+    """Return what :func:`largest` returns, but of the finished runs with the figure `key`, such as ``points``."""
     having = [run for run in runs if run.get(key) and run["status"] in DONE]
     if not having:
         return "", []
@@ -144,7 +144,7 @@ def _scatter(
 ) -> Any:
     """Draw the quality of runs against a cost, with error bars and the Pareto front.
 
-    The quality is the score or the perplexity; if `of` is ``kl``, the KL divergence, of runs with one above 0.
+    The quality is the score or the perplexity; if `of` is ``kl``, the KL divergence of runs in which it is above 0.
     """
     judged = _divergence_point if of else lambda run: (_quality(run), _score_error(run))
     points = [
@@ -277,6 +277,6 @@ def _difference(task: Sequence[Any]) -> float | None:
 
 
 def _drawable_text(text: str, longest: int = 100) -> str:
-    """Return a text that matplotlib draws as it is: without its mathematical notation, and not too long."""
+    """Return a text shortened to `longest` characters, with ``$`` escaped, which begins mathematics in matplotlib."""
     plain = text.encode("utf-8", "replace").decode().replace("$", r"\$")
     return plain if len(plain) <= longest else plain[: longest - 3] + "..."

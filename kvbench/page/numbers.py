@@ -38,7 +38,7 @@ def shorten_middle(text: Any, longest: int = LONGEST) -> str:
 
 
 def whole_or_empty(text: str, longest: int) -> str:
-    """Return a text unshortened; an empty text if it is longer than `longest`. For texts such as commands."""
+    """Return a text that must not be shortened, such as a command; empty if it is longer than `longest`."""
     return text if len(text) <= longest else ""
 
 
@@ -59,7 +59,7 @@ def json_value(value: Any, longest: int = 160) -> Any:
 
 
 def trimmed(values: Sequence[Any]) -> list[Any]:
-    """Return a list without the None at its end."""
+    """Return a list without the Nones at its end: ``[1, None, 2, None]`` becomes ``[1, None, 2]``."""
     known = list(values)
     while known and known[-1] is None:
         known.pop()
@@ -86,9 +86,9 @@ PERCENTILES = (5, 25, 50, 75, 95)
 def spread(rows: Iterable[Row], device: str | None) -> tuple[list[Any], list[Any]]:
     """Return the distributions of TTFT over samples and of the time per token over decode steps.
 
-    Only times of the device count; None: of every device. Warm-up samples and each sample's first decode step are left
-    out, as in the medians of `metrics.json`. Each distribution has the :data:`PERCENTILES` in seconds and the number of
-    values; empty without values.
+    Times of other devices than `device` are left out; None includes all devices. Warm-up samples and each sample's
+    first decode step are left out too, as in the medians of `metrics.json`. A distribution is a list of the
+    :data:`PERCENTILES` in seconds and the number of values; it is empty without values.
     """
     first: list[float] = []
     later: list[float] = []

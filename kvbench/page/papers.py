@@ -99,17 +99,18 @@ def _item(content: Mapping[str, Any], variant: str, runs: Set[str]) -> dict[str,
 
 
 def _paper_reach(entry: Mapping[str, Any], low: str, high: str) -> float | None:
-    """Return the distance from our number to the farther end of its interval; without one, its standard error."""
+    """Return the distance from our number to the farther end of its interval, or its standard error if it has none."""
     if entry.get("ours") is None or entry.get(low) is None or entry.get(high) is None:
         return entry.get("stderr")
     return max(entry["ours"] - entry[low], entry[high] - entry["ours"])
 
 
 def _cells(content: Mapping[str, Any], names: _Names, runs: Set[str]) -> Iterator[list[Any]]:
-    """Yield the cells that have a number.
+    """Yield ``[row, column, model, unit, paper, ours, reach, run]`` for each cell with a paper's number or ours.
 
-    Each is ``[row, column, model, unit, paper, ours, reach, run]``; the first four are indices of names, and
-    unknown values at the end are left out. The run is given only if it is in the report.
+    The first four are indices of texts in `names`. `paper` and `ours` are the numbers, and `reach` is the uncertainty
+    of ours (:func:`_paper_reach`). `run` is the id of the first of the cell's runs that is in the report. Unknown
+    values at the end are left out.
     """
     units = {heading["name"]: heading.get("unit") or "" for heading in content["headings"]}
     for cell in content["cells"]:

@@ -24,8 +24,8 @@ class Entry:
     """One run of the report.
 
     Args:
-        metrics: content of its `metrics.json`, with ``status`` and ``older`` for the present code. If a run has no
-            valid `metrics.json`: the same keys with what is known so far, and the status ``unfinished``.
+        metrics: content of its `metrics.json`, but ``status`` and ``older`` compare with the present code. If a run
+            has no valid `metrics.json`: the same keys with what is known so far, and the status ``unfinished``.
         config: content of its `config.yaml`; empty if it cannot be read.
         command: the command that repeats the run; empty if its configuration cannot be read.
         changes: the settings in which the run differs from its presets, by dotted key.
@@ -82,8 +82,8 @@ def flips(answers: Mapping[str, bool], base: Mapping[str, bool]) -> list[Any]:
     Both arguments say, by the id of each sample, whether the answer is right.
 
     Returns:
-        The numbers of samples that only fp16 has right, that only this run has right, and that both runs have, and the
-        ends of the interval of the share that flipped; empty if the runs have no sample in common.
+        The number of samples that only fp16 answers right, the number that only this run answers right, the number of
+        common samples, and both ends of the interval of the share that flipped; empty without common samples.
     """
     common = answers.keys() & base.keys()
     lost, won = (sum(one[name] > other[name] for name in common) for one, other in ((base, answers), (answers, base)))
@@ -170,7 +170,7 @@ def _environment(known: Mapping[str, Any]) -> dict[str, Any]:
 def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the mean score, the fidelity to fp16, and the figures of each task.
 
-    A task is ``[key, score, error, n, difference, its error, perplexity, its error, mean KL, its 99.9 %]``.
+    A task is ``[key, score, reach, n, difference, its reach, perplexity, its reach, mean KL, KL percentile 99.9]``.
     """
     tasks, perplexities = [], []
     compared = [entry["fidelity"] for entry in metrics["scores"].values() if entry.get("fidelity")]
@@ -208,7 +208,7 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fidelity(compared: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return mean KL divergence, its 99.9 %, the share of equal first choices, and the median KL divergence.
+    """Return mean and 99.9 % percentile of the KL divergence, the share of equal first choices, and the median KL.
 
     Each is a mean over the tasks. With a single task, the intervals of the mean and of the share follow.
     """

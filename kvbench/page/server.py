@@ -47,7 +47,7 @@ SCRIPTS = (
 
 
 def html(data: Mapping[str, Any], live: bool = False) -> str:
-    """Return the page as text; a `live` one asks its server for new data.
+    """Return the page as text. With `live`, the page asks its server for new data.
 
     A content security policy with the digests of the style and the script keeps everything else from running or
     loading, whatever a run's texts contain.

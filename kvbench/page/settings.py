@@ -44,7 +44,7 @@ def flat(entry: Entry) -> dict[str, Any]:
 
 
 def choices(entry: Entry) -> dict[str, str]:
-    """Return by group the presets that a run chose, which its name and its columns for model and data set show."""
+    """Return the names of a run's model, method, quantizer and data set, by configuration group."""
     config = entry.metrics["config"]
     label = str(entry.metrics["label"])
     return {
@@ -76,7 +76,10 @@ def varying(settings: Sequence[Mapping[str, Any]], chosen: Sequence[Mapping[str,
 
 
 def setting_columns(settings: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a column per key: ``key``, its distinct ``values``, and ``of``, the index of each run's value or -1."""
+    """Return a dict per key: ``key``, its distinct ``values``, and ``of``, the index of each run's value in these.
+
+    The index is -1 for a run without the key.
+    """
     table = []
     for key in keys:
         values: dict[tuple[type, Any], int] = {}

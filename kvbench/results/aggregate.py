@@ -4,8 +4,8 @@ Timings are TTFT, TPOT and decoding speed, for each device.
 
 A row is the recorded result of one sample. The standard error of a mean over n samples is ``std(ddof=1) / sqrt(n)``. A
 difference from fp16 is paired: the mean of (method - fp16) over the samples that both runs have, with the standard
-error of these differences. Because both runs answer the same questions, it is far smaller than the standard error of a
-difference of two independent means. Scores and their differences have 95 % intervals too
+error of these differences. This error is far smaller than that of a difference of two independent means, because both
+runs answer the same questions. Scores and their differences have 95 % intervals too
 (:mod:`kvbench.metrics.intervals`).
 """
 
@@ -152,7 +152,7 @@ def interval_ends(interval: tuple[float, float] | None) -> dict[str, float]:
 
 
 def interval_of(entry: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the 95 % interval of a score in `metrics.json`; older files lack it, so it is computed from moments."""
+    """Return the 95 % interval of a score in `metrics.json`; for older files, computed from mean, stderr and n."""
     if entry.get("low") is not None:
         return entry["low"], entry["high"]
     score = entry.get("score")
@@ -162,7 +162,7 @@ def interval_of(entry: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def pair_interval(score: float | None, pair: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the 95 % interval of a difference from fp16 in `metrics.json`; :func:`interval_of` for differences.
+    """Return the 95 % interval of a difference from fp16 in `metrics.json`; for older files, computed from its moments.
 
     `score` is the run's mean score (None if unknown), and `pair` the paired difference, ``{diff, stderr, n}``.
     """
@@ -227,9 +227,9 @@ def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _of_mean(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the interval of the mean of several tasks.
+    """Return the interval of the mean score of several tasks.
 
-    Shares of right answers over equally many samples are pooled, because their mean is a share too.
+    If all scores are shares of right answers over equally many samples, the samples of all tasks are pooled.
     """
     if len(entries) == 1:
         return interval_of(entries[0])
@@ -240,10 +240,7 @@ def _of_mean(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> t
 
 
 def _mean_difference(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the interval of the mean difference of several tasks.
-
-    Shares of right answers over equally many samples are pooled, because their mean is a share too.
-    """
+    """Return the interval of the mean difference from fp16 of several tasks; pools samples as :func:`_of_mean` does."""
     if len(entries) == 1:
         return pair_interval(entries[0]["score"], entries[0]["vs_fp16"])
     parts = [

@@ -35,7 +35,7 @@ _DIGITS = 12
 
 
 def of(row: Row) -> Code | None:
-    """Return the code digests recorded in a row, one per part of kvbench, and its storage; None if it records none."""
+    """Return the digests of the code that a row records, by part, with :func:`stored_in`; None if it records none."""
     measured = row.get(MEASURED, {})
     code = measured.get("code")
     return {**code, **stored_in(measured.get("dtype"))} if isinstance(code, Mapping) else None
@@ -56,13 +56,13 @@ def storage_now(config: Mapping[str, Any]) -> Code:
 
 
 def used(code: Code, row: Row | None, *, on_gpu: bool) -> Code:
-    """Select the parts of the code that a row has used; a part with a slash in its name is used by some rows only.
+    """Select the parts of the code that a row has used. Parts without a slash in their names are used by all rows.
 
-    These parts are the kernels of attention that the row's path names (``attention/cuda``), on a GPU the kernels of
-    each package (``cache/kernels``) and captured steps, and the code for figures that only some rows have.
+    Parts with a slash are selected if they are attention kernels that the row's path names (``attention/cuda``), on a
+    GPU the kernels of a package (``cache/kernels``) or captured steps, or the code for figures that the row has.
 
     Args:
-        row: the row, which need not have its code yet; None for the code that fp16's predictions may use on the device.
+        row: the row; the code that it may record is not read. None selects all that fp16's predictions may use.
     """
     return {part: value for part, value in code.items() if not _optional(part) or _used(part, row, on_gpu)}
 
@@ -145,7 +145,7 @@ def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
 
 
 def _agree(one: Code, other: Code) -> bool:
-    """Return True if two rows may be of one version: if they differ at most in which optional parts they record."""
+    """Return True if two rows may be of one version: all parts are equal, except optional ones that one row lacks."""
     return all(
         one.get(part) == other.get(part) or (_optional(part) and not (part in one and part in other))
         for part in one.keys() | other.keys()

@@ -37,7 +37,7 @@ def record_delivery(folder: Path, destination: str, digest: str, local: Path | N
 
 
 def _read_deliveries(folder: Path) -> dict[str, tuple[str, str | None]]:
-    """Return the digest and the local folder (None: elsewhere) by destination."""
+    """Return digest and local folder by destination; the folder is None for a destination on another machine."""
     try:
         content = json.loads((folder / _FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -108,9 +108,10 @@ def same_top(row: Row) -> Any:
 
 
 def drawn(rows: Sequence[Row], measure: str) -> Any:
-    """Return a measure (:data:`MEASURES`) of rows (:func:`comparisons`) for each draw of a bootstrap over prompts.
+    """Return the values of a measure, one per draw of a bootstrap over prompts.
 
-    Calls with equally many rows draw the same prompts.
+    `measure` is one of :data:`MEASURES`; `rows` are from :func:`comparisons`. Calls with equally many rows draw the
+    same prompts.
     """
     from kvbench.metrics import fidelity
 

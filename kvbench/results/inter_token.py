@@ -97,7 +97,7 @@ class Line:
 def fit(points: Sequence[tuple[float, float]]) -> Line | None:
     """Fit a line by least squares to pairs of the number of tokens in the cache and the time per token in seconds.
 
-    It is None if there are fewer than two different lengths.
+    The result is None if there are fewer than two different lengths.
     """
     count = len({length for length, _ in points})
     if count < 2:

@@ -1,4 +1,4 @@
-"""The end of a mirror on the machine that gathers results: reads a run's files, and writes what its job sends."""
+"""Access to results for jobs on other machines: reading of a run's files, and writing of what its job sends."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Moment:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Return the CPU time in seconds that other processes have used so far, from /proc; 0 for what cannot be read."""
+    """Return the CPU time in seconds that processes have used so far, from /proc; a process that has ended adds 0."""
     ticks = 0.0
     for pid in pids:
         fields = _text_or_empty(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()

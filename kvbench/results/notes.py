@@ -126,7 +126,7 @@ def weights(runs: Sequence[Metrics]) -> list[str]:
 
 
 def untouched(run: Metrics) -> str:
-    """Return a sentence: a run quantized and dropped nothing, and this option kept all tokens in full precision.
+    """Return a sentence that says that a run packed and dropped nothing, and names the option that is the reason.
 
     An example is a ``residual`` that is longer than all prompts. ``untouched`` of the run's `metrics.json` must not be
     None.

@@ -1,6 +1,6 @@
 """Points (dataset=efficiency): time and memory measured at one prompt length and batch size, compared with fp16.
 
-A cache's compression and speed-up compare with fp16 doing the same work.
+Compression and speed-up are ratios to fp16 at the same work.
 
 The terms are those of the paper "Bytes Are Not Latency" (github.com/fzlzjerry/kvbench, 2026), sec. 2.5 and 3.2. Same
 work: equal batch, length, number of new tokens, graph mode and timing boundary. Where fp16 does not fit, there is

@@ -116,8 +116,8 @@ class Older:
 class Metrics:
     """Everything that `metrics.json` says about one run: its options, samples, scores, memory, times and errors.
 
-    `older` is None if no samples were produced by older code, and `untouched` unless the method neither quantized nor
-    dropped a token.
+    `older` is None if no samples were produced by older code. `untouched` is None if the method quantized or dropped a
+    token.
 
     Args:
         run_id: id of the run; None if the run could not start.

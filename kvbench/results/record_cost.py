@@ -52,8 +52,8 @@ class KvBytes:
 class PeakBytes:
     """Largest memory peaks in bytes that any of the `n` samples with a measured peak reached.
 
-    `kind` says how those of prefill and decoding were measured: ``cuda_allocator``, or ``cpu_live_tensors``, the sizes
-    of live tensors on a CPU. `rss` is the peak of the process's resident memory.
+    `kind` says how the peaks of prefill and decoding were measured: ``cuda_allocator``, or ``cpu_live_tensors``, the
+    sizes of live tensors on a CPU. `rss` is the peak of the process's resident memory.
     """
 
     prefill: int | None = typed_key(default=None, minimum=0)

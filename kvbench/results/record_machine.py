@@ -82,7 +82,7 @@ class Env:
 
 @dataclass(frozen=True, kw_only=True)
 class Oom:
-    """The allocation that failed for lack of memory: its size, the id of the running sample, and the code by part."""
+    """The allocation that failed for lack of memory: its size, the sample that was running, and digests of the code."""
 
     bytes_asked: int | None = typed_key(minimum=0)
     sample: str | None = None

@@ -121,7 +121,7 @@ class Layers:
 class Source:
     """Origin of fp16's predictions: stored or made live, and all that 16-bit rounding depends on.
 
-    That is the device, the dtypes, the number of rows per batch, and the options ``runtime.compile`` and
+    Rounding depends on the device, the dtypes, the number of rows per batch, and the options ``runtime.compile`` and
     ``runtime.prefill_chunk`` of the run that made them.
     """
 
@@ -140,7 +140,7 @@ class Fidelity:
 
     Args:
         nll_base, nll: mean negative log-likelihood of the true token with the fp16 cache and with this one, in nats.
-        positions: number of positions, without the prompt's last token, at which the prefill predicts.
+        positions: number of compared positions. The prompt's last token does not count: the prefill predicts there.
         prompts: number of samples with at least one position.
         first_kld: mean KL divergence at the prompt's last token; None for a simulated pass.
         bins: figures by the number of tokens since the exact prefill.
@@ -273,7 +273,7 @@ class RoundTimes:
         expected_tokens: ``(1 - a^(g+1)) / (1 - a)`` with g drafts, averaged over the rounds.
         tpot_s: measured seconds per token, over the same rounds.
         expected_tpot_s: ``(draft_s + verify_s) / expected_tokens``.
-        why: shares that explain the difference between the last two, if it exceeds 5 %; else None.
+        why: explanation of the difference between `tpot_s` and `expected_tpot_s`, if it exceeds 5 %; else None.
     """
 
     draft_s: float = typed_key(minimum=0)
@@ -360,8 +360,8 @@ class Points:
         max_batch: largest batch size that fitted into memory.
         oom_batch: smallest batch size that did not fit.
         best_batch: batch size with the highest throughput, `tokens_per_s`.
-        max_batch_vs_fp16: `max_batch` divided by that of fp16. None unless both runs also tried a batch size that did
-            not fit, without which their largest is not known.
+        max_batch_vs_fp16: `max_batch` divided by that of fp16. None if one of the runs tried no batch size that did
+            not fit, because its largest is then unknown.
         tokens_per_s_vs_fp16: `tokens_per_s` divided by that of fp16.
     """
 

@@ -104,11 +104,11 @@ def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _folded_point(numbered: Sequence[tuple[int, Mapping[str, Any]]], full_bits: float) -> Row:
-    """Return the figures of one point, given the number of each process that measured it, and its row.
+    """Return the figures of one point over all processes, from pairs of a process's number and its row of the point.
 
-    ``tpot_s`` is the median of the processes' medians ``medians_s``, and ``measured_by`` their numbers; ``cv`` is their
-    :func:`variation`; ``unstable``: `cv` exceeds :data:`UNSTABLE`. Sizes are those of the first process, as they do not
-    depend on it.
+    ``medians_s`` are the median times of the processes, ``tpot_s`` is their median and ``cv`` their :func:`variation`;
+    ``unstable`` is True if ``cv`` exceeds :data:`UNSTABLE`. ``measured_by`` are the numbers of the processes. Sizes are
+    taken from the first process, because they are the same in all.
     """
     rows = [row for _, row in numbered]
     one = rows[0]
@@ -207,7 +207,7 @@ def _fit(group: Sequence[Row], common: Sequence[int], x: Callable[[Row], float])
 
 
 def _break_even(own: LatencyFit, fp16: LatencyFit) -> Row:
-    """Return the break-even length, the reason if there is none, and its range over processes."""
+    """Return the break-even length, the reason if there is none, and the break-even length of each process."""
     result = crossing(own.line, fp16.line)
     row: Row = {"break_even": result.length, "no_break_even": result.reason, "break_evens": []}
     for own_slope, own_intercept, slope, intercept in zip(

@@ -80,8 +80,7 @@ def speedup(metrics: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> f
     """Return the speed-up of a run over its fp16 run: fp16's median TPOT divided by the run's median TPOT.
 
     Only times from the same device are compared. If both runs were timed on several devices, the result is the mean of
-    one ratio per device. It is None if there is no fp16 run, if it used another batch size, or if no device has timed
-    both runs.
+    one ratio per device. It is None without an fp16 run of the same batch size, or if no device has timed both runs.
     """
     if not baseline or metrics["config"].get("batch_size") != baseline["config"].get("batch_size"):
         return None
@@ -148,7 +147,7 @@ def round_times(totals: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def why(parts: Mapping[str, float], tokens: float, expected: float, apart: float) -> str:
-    """Explain the difference between the measured and the expected time per token by its shares, as a sentence.
+    """Return a sentence that explains the difference between measured and expected time per token by its causes.
 
     Args:
         parts: seconds of a round by part: ``draft_s``, ``verify_s``, ``sampling_s`` and ``flush_s``.

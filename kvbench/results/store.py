@@ -151,7 +151,7 @@ class RunStore:
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write `env.json`, which describes the machine and the package versions of the latest command for this run.
 
-        It does not lose the devices of earlier samples, because each row of `samples.jsonl` records its device.
+        The devices of earlier samples stay known, because each row of `samples.jsonl` records its device.
         """
         self._write("env.json", _json(environment, sort_keys=True))
 
@@ -216,10 +216,10 @@ class RunStore:
                 raise DiskError(self._home / self.samples_path.name, error) from error
 
     def arrange(self, order: Sequence[str]) -> None:
-        """Rewrite `samples.jsonl` so that rows which several processes made are in the order of a single process.
+        """Rewrite `samples.jsonl` with the rows of some samples in the given order of sample ids, after all other rows.
 
-        Rows of the samples in `order` follow all others. All rows are on disk before and after this; if the file cannot
-        be rewritten, it stays as it is.
+        Rows that several processes computed are thus in the order in which one process would have written them. No row
+        is lost: if the file cannot be rewritten, it stays as it is.
         """
         rows = self.samples().rows
         last = {name: rows[name] for name in order if name in rows}
@@ -229,7 +229,7 @@ class RunStore:
                 self._write(self.samples_path.name, b"".join(lines.encode_row(row) for row in arranged.values()))
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Rewrite `samples.jsonl` with the rows of some samples alone. Raises DiskError."""
+        """Remove from `samples.jsonl` the rows of all samples except those with the ids `names`. Raises DiskError."""
         rows = self.samples().rows
         if not rows.keys() <= set(names):
             self._write(

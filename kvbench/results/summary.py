@@ -153,7 +153,7 @@ def pair_siblings(store: RunStore) -> int:
 
 
 def _counted(store: RunStore, metrics: Mapping[str, Any]) -> list[Row] | None:
-    """Return the rows that a run's `metrics.json` was computed from; None if their number no longer agrees."""
+    """Return the rows from which a run's `metrics.json` was computed; None if the run now has more or fewer rows."""
     left_out = set(metrics["samples"].get("left_out") or ())
     rows = store.samples().rows.items()
     counted = [row for name, row in rows if not row.get("warm_up") and name not in left_out]

@@ -65,7 +65,7 @@ class Manifest:
         command: arguments of ``python -m kvbench``, as typed.
         created: time at which the sweep was first started, in ISO format.
         results_dir: folder of the runs (``runtime.results_dir``), as typed.
-        jobs: the jobs in the order in which they run, which is by model.
+        jobs: the jobs in the order in which they run; jobs with the same model follow each other.
     """
 
     id: str
@@ -238,7 +238,7 @@ def named_sweep(sweeps: Path, name: str) -> Path:
     with a manifest, for a sweep elsewhere (``hydra.sweep.dir``).
 
     Raises:
-        KvbenchError: no folder, or more than one, has a name that begins like this.
+        KvbenchError: no folder, or more than one, has a name that begins with `name`.
     """
     if os.sep in name and (Path(name) / MANIFEST).is_file():
         return Path(name)

@@ -123,7 +123,10 @@ def _lines_and_columns(
 
 
 def _point_lines(line: RunLine, fits: Mapping[int, Any], *, repeat_name: bool) -> list[PointLine]:
-    """Return a line per point of a run, or one without a point; the name is in the first, with `repeat_name` in all."""
+    """Return a line per point of a run, or one line without figures if it has no points.
+
+    Only the first line has the run's name, unless `repeat_name` is True.
+    """
     points = [
         PointLine(line.name, line.run, int(key.rsplit("@", 1)[1]), int(batch), point, fits.get(int(batch)))
         for key, entry in line.run.scores.items()
@@ -167,8 +170,8 @@ _NAMES = {
 def answer_lines(answers: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Return the cells of the table of answers as text, one line per task, or per task and length.
 
-    An answer is correct if its score is 1. "B leaves A at" is the median, over the answers, of the first token that
-    differs; if more than half of them never differ, it is more than their median length.
+    An answer is correct if its score is 1. "B leaves A at" is the median, over the answers, of the index of the first
+    token that differs; if more than half of the answers never differ, ``>`` and their median length.
     """
     lines = []
     for key, entry in answers.items():

@@ -49,7 +49,7 @@ def typed_key(
 
 
 class _Json(Conversion):
-    """Conversion of parsed JSON: whole floats are accepted as whole numbers, and numbers keep their written type."""
+    """Conversion of parsed JSON, which accepts ``3.0`` for an int; numbers keep the type that they have in the JSON."""
 
     lists, item_key = (list,), "{}.{}"
 

@@ -201,7 +201,7 @@ def encoder(name: str) -> Encoder:
     """Return the encoder that ``method.encoder`` names; the same object for every call with the same name.
 
     Raises:
-        ConfigError: it is neither one of :data:`NAMED`, nor a sentence-transformers model on the hub or in a folder.
+        ConfigError: `name` is neither one of :data:`NAMED`, nor a sentence-transformers model on the hub or a folder.
     """
     if name == "bm25":
         return BM25()

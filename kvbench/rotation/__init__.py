@@ -1,8 +1,8 @@
-"""Rotation of heads: a cache stores keys and values in another basis, and queries follow. Depends only on torch.
+"""Rotation of heads: keys and values are stored in another basis, and queries rotated to match. Needs only torch.
 
 Attention scores do not change if the keys and the queries of a head are multiplied by the same orthogonal matrix, nor
-does the output if the values are multiplied by one and the output by its inverse. In another basis, large channels are
-spread over all channels, so that quantization loses less (QuaRot, Ashkboos et al. 2024, arXiv 2404.00456).
+does the output if the values are multiplied by such a matrix and the output by its inverse. In another basis, large
+channels are spread over all channels, so that quantization loses less (QuaRot, Ashkboos et al. 2024, arXiv 2404.00456).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Change of the basis of keys or values, and of what they are multiplied with, so that the products stay the same.
+"""Transforms of keys or values to another basis, and of queries or outputs to match, so that attention stays the same.
 
-The few tokens of a decode step are rotated on a GPU by a kernel.
+On a GPU, a kernel rotates the few tokens of a decode step.
 
 A captured step and an eager one use the same kernels, so that both store the same numbers.
 """
@@ -39,12 +39,12 @@ class Butterfly:
 
     @property
     def dual_scale(self) -> float:
-        """Factor of the dual matrix, and of the inverse."""
+        """Factor of the dual matrix and of the inverse (:class:`Transform`)."""
         return 1 / (self.block * self.scale)
 
 
 def rotates_steps(x: Tensor) -> bool:
-    """Return True if the kernels rotate a tensor ``[B, heads, n, D]``: that of a decode step, on a GPU."""
+    """Return True if kernels rotate `x` ``[B, heads, n, D]``: with Triton, on a GPU, n being at most :data:`STEP`."""
     return x.is_cuda and x.shape[-2] <= STEP and _triton()
 
 
@@ -54,7 +54,7 @@ def _triton() -> bool:
 
 
 def rotated(x: Tensor, matrix: Tensor, butterfly: Butterfly | None, use: Use) -> Tensor:
-    """Return a step's tensor multiplied by a matrix of a transform; the result has its strides in the input's order.
+    """Return the tensor of a decode step multiplied by a matrix of a transform, in the memory layout of the input.
 
     Args:
         x: ``[B, heads, n, D]``.
@@ -81,9 +81,9 @@ def rotated(x: Tensor, matrix: Tensor, butterfly: Butterfly | None, use: Use) ->
 
 
 def transform_parts(matrix: Tensor, butterfly: Butterfly | None, use: Use) -> tuple[Tensor, float, int]:
-    """Return the signs of a transform (`matrix` if there are none), its factor, and the levels of its butterfly.
+    """Return what a kernel needs of a transform: signs, factor, and levels of the butterfly (0 without one).
 
-    The arguments are those of :func:`rotated`. A transform without a butterfly has 0 levels.
+    The arguments are those of :func:`rotated`. For a transform without signs, `matrix` takes their place.
     """
     if butterfly is None:
         return matrix, 1.0, 0
@@ -92,9 +92,9 @@ def transform_parts(matrix: Tensor, butterfly: Butterfly | None, use: Use) -> tu
 
 
 def per_program(lines: int, dense: bool) -> int:
-    """Return how many tokens of a head a program rotates: several if otherwise many programs would read a matrix.
+    """Return how many tokens each program rotates: 16 if it reads a matrix and there are many lines, else 1.
 
-    `lines` is the number of tokens of all heads; `dense` is True if programs read a matrix.
+    `lines` is the number of tokens of all heads, many if above :data:`PROGRAMS`; `dense` is True for a matrix.
     """
     return 16 if dense and lines > PROGRAMS else 1
 
@@ -138,7 +138,7 @@ class Transform:
 
     @classmethod
     def of(cls, matrix: Tensor) -> Transform:
-        """Return the transform with any invertible matrix, ``[D, D]`` or ``[H, D, D]``."""
+        """Return the transform by an invertible matrix, ``[D, D]`` or ``[H, D, D]``; it need not be orthogonal."""
         inverse = torch.linalg.inv(matrix.double())
         return cls(matrix.float().contiguous(), inverse.transpose(-1, -2).float().contiguous())
 
@@ -163,7 +163,7 @@ class Transform:
         return self._product(keys, "forward")
 
     def queries(self, queries: Tensor) -> Tensor:
-        """Return queries ``[B, Hq, n, D]`` for keys that the cache stores; those of a KV head share its matrix."""
+        """Return queries ``[B, Hq, n, D]`` for products with stored keys, by the dual matrix of their KV heads."""
         return self._product(queries, "dual")
 
     def values(self, values: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def _of_heads(transform: Transform, first: int, count: int) -> Transform:
 
 
 def _product(x: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply a few tokens at a time, so that a long prompt is not converted to fp32 as a whole."""
+    """Multiply `x` by a matrix in fp32, a few tokens at a time, so that a long prompt is not converted as a whole."""
     if x.dtype == torch.float32 or x.numel() <= ELEMENTS:
         return (x.float() @ matrix).to(x.dtype)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -38,7 +38,8 @@ def rotate_head(
     Args:
         source: pointer to the head's first token.
         target: pointer to where to write the head's first token.
-        places: pointer to the index of each row's first new token in `target`, every second int32; if PLACED.
+        places: pointer to an int32 per row, the index in `target` of its first new token; the next row's is two int32
+            further. Used if PLACED.
         matrix: pointer to the matrix ``[DIM, DIM]`` by which rows are multiplied; used if LEVELS is 0.
         signs: pointer to fp32 ``[DIM]``; used if SIGNS.
         scale: factor of the result; used unless LEVELS is 0.
@@ -113,7 +114,9 @@ def rotate_step(
     VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_LEVELS: tl.constexpr, VALUE_SIGNS: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, TOKENS: tl.constexpr, PLACED: tl.constexpr,
 ):  # fmt: skip
-    """Rotate the queries, keys and values of a step. Grid: (query heads if KEYS + 2 x KV heads, lines / TOKENS).
+    """Rotate the queries, keys and values of a step. Grid: (query heads + 2 x KV heads, lines / TOKENS).
+
+    Without KEYS, the grid has no programs for query heads.
 
     Matrices, signs, factors and LEVELS are as for :func:`rotate_head`: those of keys and values, and `key_dual` and
     `key_dual_scale` for queries, which share the signs of keys.

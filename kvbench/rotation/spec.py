@@ -134,7 +134,8 @@ def check_file(path: str, side: Side, head_dim: int | None = None) -> None:
 def block_of(name: str, side: Side, channels: int | None = None) -> int | None:
     """Return the number of channels that a rotation other than ``none`` mixes.
 
-    None stands for the largest power of two that divides a head. `channels` are those of a head; None if not known yet.
+    A result of None stands for the largest power of two that divides the channels of a head. `channels` is their
+    number; None if not known yet.
     """
     if name.startswith("blocks:"):
         return int(name.partition(":")[2])

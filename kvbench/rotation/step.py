@@ -1,4 +1,4 @@
-"""Rotation of a decode step's queries, keys and values on a GPU by one launch, which also appends keys and values."""
+"""Rotation of a decode step's queries, keys and values by one launch on a GPU, which can also store keys and values."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def step(
 def _transform_or_copy(
     transform: Transform | None, use: Literal["forward", "dual"], unused: Tensor
 ) -> tuple[Tensor, Tensor, float, int]:
-    """Return a transform's matrix, signs, factor and levels; parts of `unused` if a tensor is only copied."""
+    """Return a transform's matrix, signs, factor and levels; for None, placeholders, because the kernel only copies."""
     if transform is None:
         # one level: with none it would count as a dense matrix, for which a program has more warps
         return unused[0, 0], unused[0, 0], 1.0, 1

@@ -68,7 +68,7 @@ class Answers:
         return PromptBatch(list(samples), *encoded, new_tokens, self.loaded.tokenizer.pad_token_id or 0)
 
     def cache(self, batch: PromptBatch) -> KVCache:
-        """Return an empty cache of the run's method for a batch; this includes the method's search, if it has one."""
+        """Return an empty cache of the run's method for a batch. A method that searches the context does so now."""
         cache = self.config.method.new_cache(
             self.loaded.model, batch.padded, max_length=batch.input_ids.shape[1] + batch.new_tokens
         )
@@ -152,11 +152,11 @@ def generation_figures(
 
 
 def shared_figures(prompt: ReadPrompt, peaks: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return the measured figures of a row whose prompt was read for several methods at once, where they differ.
+    """Return the measured figures that replace others in a row whose prompt was read for several methods at once.
 
     The key ``shared_prefill`` has the number of methods and the seconds of the prefill, which are part of the row's
-    time to first token. The peak of prefill is unknown, because no single method had it; that of decoding does not
-    count the prompt that is held in memory for the other methods.
+    time to first token. The memory peak of prefill is None, because no single method caused it. The peak of decoding
+    does not count the prompt that stays in memory for the other methods.
     """
     decode = peaks["decode"]
     return {

@@ -97,7 +97,7 @@ def _prompts(samples: Sequence[Sample], config: RunConfig, loaded: LoadedModel) 
 
 
 def _one_prompt(prompts: Prompts | None, index: int, ids: Tensor) -> Prompts | None:
-    """Return the facts about one prompt of a batch; None without prompts. Its `ids`, ``[1, T]``, have no padding."""
+    """Return the facts about one prompt, whose `ids` ``[1, T]`` have no padding; None if the batch has no prompts."""
     if prompts is None:
         return None
 

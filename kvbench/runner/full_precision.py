@@ -45,9 +45,10 @@ class FullPrecision:
     def references(
         self, samples: Sequence[Sample], batch: FidelityBatch, report: Report | None
     ) -> list[tuple[Any, Tensor, dict[str, Any]]]:
-        """Return for each sample the tokens at its positions, fp16's states there, and the origin of the states.
+        """Return for each sample the next token and fp16's final hidden state at each position, and their origin.
 
-        The samples are of one kind; `batch` is theirs. `report` shows the progress, or is None.
+        The origin records how the states were made (:class:`kvbench.results.record_scores.Source`). The samples are all
+        windows of a text or all prompts; `batch` is made from them. `report` shows the progress, or is None.
         """
         work = work_of(samples[0])
         names = [batch.name(index) for index in range(len(samples))]
@@ -80,7 +81,7 @@ class FullPrecision:
     def _decoded(
         self, samples: Sequence[Sample], batch: FidelityBatch, work: CompareTokens, report: Report | None
     ) -> tuple[list[list[int]], list[Tensor]]:
-        """Decode with the full-precision cache; return the tokens at the positions of each row, and its states."""
+        """Decode with the full-precision cache; return next tokens and final hidden states at each row's positions."""
         fp16, name = FP16(), f"{samples[0].id}, fp16"
         if batch.tokens is not None:
             tokens = batch.tokens
@@ -140,7 +141,7 @@ class FullPrecision:
         return References(Path(self.config.runtime.results_dir) / FOLDER / key, stamp, say)
 
     def _dtypes(self) -> dict[str, str]:
-        """Return the dtypes on which the predictions depend; that of the arithmetic only if the storage's differs."""
+        """Return the dtypes on which the predictions depend: storage, and arithmetic if it differs from storage."""
         named = self.machine.dtypes()
         differs = named["arithmetic"] != named["dtype"]
         return {key: named[key] for key in ("dtype", *(["arithmetic"] if differs else []))}

@@ -2,8 +2,8 @@
 
 The prediction uses only the configuration and imports no torch.
 
-Processes of one user share a ledger, a locked file per device, which lists the runs that are in, those that wait, and
-the predicted bytes of each. Waiting runs enter in the order in which they came, so that small runs do not overtake a
+Processes of one user share a ledger, a locked file per device, which lists the admitted and the waiting runs, with the
+predicted bytes of each. Waiting runs enter in the order in which they came, so that small runs do not overtake a
 large one for ever. Entries of processes that have ended are dropped.
 """
 
@@ -57,8 +57,8 @@ def peak_bytes(checked: RunConfig) -> int | None:
 def check_fits(checked: RunConfig) -> None:
     """Raise ConfigError if the weights alone take more than ``runtime.memory_limit_gb``.
 
-    Nothing is checked if the size of the weights on a device is unknown: if this machine has no sizes, the checkpoint
-    is quantized, or the weights are spread over several devices.
+    Nothing is checked if the size of the weights on a device is unknown: if the model's dimensions are not known yet,
+    the checkpoint is quantized, or the weights are spread over several devices.
     """
     limit, model, runtime = checked.runtime.memory_limit_gb, checked.model, checked.runtime
     if limit is None or runtime.device_map is not None or runtime.tensor_parallel is not None:
@@ -87,7 +87,7 @@ def _shape(checked: RunConfig) -> roofline.Shape | None:
 
 
 def _width(checked: RunConfig) -> int:
-    """Return the bytes of a weight or an activation; with ``runtime.arithmetic=auto``, of the storage dtype."""
+    """Return the bytes of a weight or an activation; assumes that ``runtime.arithmetic=auto`` is the storage dtype."""
     return 4 if "float32" in (checked.model.dtype, checked.runtime.arithmetic) else 2
 
 
@@ -99,7 +99,7 @@ def _weights(checked: RunConfig, shape: roofline.Shape) -> int:
 
 
 def longest(checked: RunConfig) -> tuple[int, int, int]:
-    """Return the largest numbers of a run: tokens of a prompt, tokens of an answer, and rows of a batch."""
+    """Return the largest number of tokens of a prompt, of tokens of an answer, and of rows of a batch in a run."""
     data, most = checked.dataset, checked.model.max_length
     new = checked.decoding.max_new_tokens or _largest(data, ("max_new_tokens", "new_tokens")) or ANSWER
     wanted = _largest(data, ("lengths", "prompts", "window", "length"))
@@ -149,7 +149,7 @@ def per_gpu() -> int:
     """Return the number of workers that a launcher runs per GPU, from the environment variable :data:`PER_GPU`.
 
     Raises:
-        ConfigError: it is not a whole number, 1 or greater.
+        ConfigError: the variable is not a whole number of at least 1.
     """
     text = os.environ.get(PER_GPU, "").strip() or "1"
     if not text.isdecimal() or not int(text):

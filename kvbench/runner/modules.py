@@ -109,8 +109,8 @@ def reached(
 ) -> dict[str, Module]:
     """Return modules and all that they import, directly or indirectly, by name; those without a file are left out.
 
-    Of a package that contains a module, only the code of `__init__.py` counts; what this file re-exports is followed
-    only if it is imported by the package's name.
+    The packages that contain a module are included with their `__init__.py`, but imports of this file are followed only
+    if the package itself is imported, or a name from it (``from package import name``).
 
     Args:
         names: dotted names of modules, or of objects in modules, such as classes.
@@ -215,7 +215,10 @@ def _digest(*nodes: ast.AST) -> str:
 
 
 def _statements(node: ast.AST, place: str = "module") -> Iterator[tuple[ast.AST, str]]:
-    """Yield the statements inside a node, each with its place: ``module``, ``function``, or ``types``."""
+    """Yield the statements inside a node, each with its place: ``module``, ``function``, or ``types``.
+
+    ``types`` is the inside of ``if TYPE_CHECKING:``.
+    """
     for name in ("body", "handlers", "orelse", "finalbody", "cases"):
         for child in getattr(node, name, ()):
             yield child, place

@@ -294,7 +294,7 @@ class RunSteps(RunState):
             origins.settle(self.store, self.checked)  # the first search may have fetched the encoder
 
     def _from_workers(self, crew: Workers, bar: Progress) -> None:
-        """Store the rows of worker processes as they come, and order the file as a single process would have left it.
+        """Store the rows of worker processes as they come, and at the end order them as one process would write them.
 
         If the run is interrupted, the rows that have come by then are stored too.
         """
@@ -325,7 +325,7 @@ class RunSteps(RunState):
 
 
 def _asked(batch: Batch) -> Generator[Batch, list[Row], Outcome]:
-    """Yield one batch to the caller of the steps, which runs it; return it with its rows or its exception."""
+    """Yield one batch to the caller, which runs it; return its samples with their rows or the exception."""
     try:
         return batch.samples, (yield batch)
     except Exception as error:

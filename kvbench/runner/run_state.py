@@ -64,8 +64,7 @@ class Failures:
     def add(self, sample: str, error: Exception, show: Callable[[str], None]) -> bool:
         """Record the error of a sample, and show it unless an earlier error had the same message.
 
-        The result is True if the run can go on; False if :data:`MAX_ERRORS` samples have failed, at which the run must
-        end.
+        The result is False if the run must end because :data:`MAX_ERRORS` samples have failed, else True.
         """
         shown = [entry["message"] for entry in self.errors]
         self.errors.append({"sample": sample, **describe_error(error)})

@@ -113,7 +113,7 @@ class Session:
 
 
 def strategies(config: RunConfig, loaded: LoadedModel, machine: Machine) -> dict[type[Work], Callable[[], Strategy]]:
-    """Return, by kind of work, a function that makes its strategy once; a run imports only the strategies it needs."""
+    """Return a function for each kind of work, which imports and creates its strategy on the first call."""
     task, options = config.task, Options(kernels=config.runtime.kernels, mlp_chunk=config.runtime.mlp_chunk)
 
     @cache

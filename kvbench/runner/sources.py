@@ -1,7 +1,7 @@
 """Digests of the code on which a run's outputs depend, one per part (method, quantizer, task, ...).
 
-The modules are found by following imports, from those that run batches of samples, that of the method and that of the
-data set. So an edit of any module that a run may execute changes a digest, and no list of modules is kept by hand.
+The modules are found by following imports, beginning with the modules that run batches, the method's module and the
+data set's module. So an edit of any module that a run may execute changes a digest, without a list kept by hand.
 Comments, docstrings, formatting, the folder and the version of Python do not affect a digest. The user's own code is
 treated like kvbench's.
 """
@@ -113,8 +113,8 @@ class _Package:
     Attributes:
         files: the files of modules and native sources by name (:func:`kvbench.runner.modules.package_files`).
         native: names of the native sources.
-        families: the parts that are families of attention kernels, of which a step uses one: the folders of
-            `kvbench/attention/` with a module ``decode`` or native sources.
+        families: the parts that are families of attention kernels: the folders of `kvbench/attention/` with a module
+            ``decode`` or native sources. A step uses the kernels of one family.
         optional: for each part that only some rows use, the modules or packages with which its imports begin.
         base: modules that every run may execute, on a CPU too.
         kernels: modules that those of `base` import only on a GPU.

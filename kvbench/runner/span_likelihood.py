@@ -45,7 +45,7 @@ SHARE = 0.8
 def rows_at_once(method: Method, loaded: LoadedModel, span: ScoreText, limit_gb: float | None = None) -> int:
     """Return the number of spans of a batch for ``runtime.span_rows=auto`` on a GPU.
 
-    The method must have no speculation, as in this whole module. `limit_gb` is that of :func:`free_bytes`.
+    The method must not be speculative; this applies to the whole module. `limit_gb` is as in :func:`free_bytes`.
     """
     width, device = len(span.ids), loaded.device
     size = pass_tokens(span.chunk, device) if span.mode == "decode" else width
@@ -62,7 +62,7 @@ def rows_at_once(method: Method, loaded: LoadedModel, span: ScoreText, limit_gb:
 
 
 def even(count: int, most: int) -> int:
-    """Return a batch size of at most `most` with which `count` samples make as few batches, of nearly equal size."""
+    """Return the size of equal batches of `count` samples, the fewest possible with at most `most` samples each."""
     batches = -(-count // most)
     return -(-count // batches) if batches else most
 
@@ -104,8 +104,8 @@ def cache_bytes(method: Method, shape: Shape, span: ScoreText, element: int) -> 
 def pass_bytes(shape: Shape, intermediate: int, width: int, size: int, element: int) -> int:
     """Return the predicted bytes that one row of a pass takes besides its cache, in the layer that takes most.
 
-    They are: all keys and values of a layer in full precision (two copies, because tokens are selected from them), the
-    codes and fp32 values from which half of them are dequantized, activations, and the logits.
+    They are: two copies of all keys and values of a layer in full precision (the second for a selection of tokens),
+    the codes and fp32 values of half of them while they are dequantized, activations, and the logits.
 
     Args:
         intermediate: channels inside a feed-forward layer.

@@ -43,8 +43,8 @@ def kept_arithmetic(
 ) -> Literal["storage", "float32"] | None:
     """Return the arithmetic dtype that a run with ``runtime.arithmetic=auto`` must use to stay comparable.
 
-    It is that of the run's own rows, else that of the fp16 run with the same model, data and seed, else that of any
-    other such run. It is None if there are neither rows nor such runs, or if all of these have caches in another dtype
+    It is taken from the run's own rows, else from the fp16 run with the same model, data and seed, else from another
+    run with these. It is None if there are neither rows nor such runs, or if all of them have caches in another dtype
     than this run's.
     """
     records: list[Mapping[str, Any]] = [row[MEASURED] for row in rows if MEASURED in row]

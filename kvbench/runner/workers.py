@@ -126,7 +126,7 @@ def _gpu_count() -> int:
 
 @contextmanager
 def open_workers(checked: RunConfig, missing: Sequence[Sample], count: int) -> Iterator[Workers]:
-    """Start the workers at the beginning of a ``with`` block, and end them after it; yield them once one is ready."""
+    """Start the workers, yield them to a ``with`` block once the first is ready, and end them after the block."""
     plain = checked.plain
     alone = {**plain, "runtime": {**plain["runtime"], "workers": 1}, "logger": {"name": "none"}}
     count = min(count, len(missing))
@@ -151,7 +151,7 @@ class _Served:
         }
 
     def answer(self, request: Mapping[str, list[str]]) -> Any:
-        """Return the batches of the sample ids in ``request["plan"]``, or the rows of those in ``request["rows"]``."""
+        """Return the batches for the sample ids in ``request["plan"]``, or the rows for those in ``request["rows"]``."""
         if "plan" in request:
             planned = self._session.plan([self._samples[name] for name in request["plan"]])
             return [[sample.id for sample in batch] for batch in planned]

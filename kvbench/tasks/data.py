@@ -106,9 +106,9 @@ def is_single(path: str) -> bool:
 
 
 def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
-    """Check a path from the configuration, the option `key`, and expand ``~``; return it, and True for a file.
+    """Return a path from the configuration with ``~`` expanded, and True if it is a file, False if it is a folder.
 
-    For a folder, the second result is False. `what` names the data set in messages.
+    `what` names the data set in messages, and `key` the option with the path.
 
     Raises:
         DataError: the path is empty, does not exist, or is neither a file nor a folder.

@@ -45,8 +45,8 @@ class Fidelity(TokenTask):
             greedy answers, or ``task``, the reference answers.
         window: number of tokens per window of a text.
         prefill: number of tokens at the beginning of each window that are prefilled exactly, and not scored.
-        limit: largest number of windows; with `over`, its own option ``limit``. None for all windows, or for the
-            default of `over`.
+        limit: largest number of windows; with `over`, the value for that data set's option ``limit``. None for all
+            windows, or for the option's default.
         per_document: largest number of windows of each document; None for all.
         skip: number of tokens to skip at the beginning of each document.
         bos: True to replace the first token of each window by the beginning-of-sequence token.

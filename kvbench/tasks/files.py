@@ -68,7 +68,7 @@ class Found:
         return tuple(Found(path, self.member) for path in (self.path, *self.more))
 
     def check(self) -> None:
-        """Raise DataError unless `path` is a regular file whose packed size is within the limit :data:`MAX_FILE`."""
+        """Raise DataError unless `path` is a regular file whose size on disk is within the limit :data:`MAX_FILE`."""
         try:
             if not is_file(self.path, ""):
                 raise DataError(f"{self.path} is not a file.\n  hint: name a file, not a folder")
@@ -118,7 +118,7 @@ def is_file(path: Path, what: str) -> bool | None:
 
 
 def limit(name: str) -> int:
-    """Return a size limit in bytes: the value of :data:`MAX_FILE` or :data:`MAX_LINE`, which is in MiB, or its default.
+    """Return a size limit in bytes, from the environment variable `name`, which is in MiB, or its default.
 
     Raises:
         ConfigError: the variable's value is not a positive whole number.

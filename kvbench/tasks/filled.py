@@ -37,8 +37,8 @@ def filled_prompts(tokenizer: Any, count: int, rows: int, seed: int = 0) -> Fill
     """Return prompts of exactly `count` tokens: random sentences as the context, then a question about one of them.
 
     If the question would take up more than half of a prompt, it is left out of the prompt and appears only in
-    `queries`. The last quarter of such a prompt does not count as context. The beginning-of-sequence token counts as
-    one. A larger number of rows only adds prompts at the end.
+    `queries`. The last quarter of such a prompt does not count as context. `count` includes the beginning-of-sequence
+    token. A larger number of rows only adds prompts at the end.
 
     Raises:
         DataError: the tokenizer returns no tokens for words.

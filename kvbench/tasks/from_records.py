@@ -219,7 +219,7 @@ class Records(Task):
         return splits
 
     def _repeated(self, entries: Sequence[Entry]) -> list[tuple[int, int]]:
-        """Return pairs of records with the same prompt and answers, as the indices of the first and of a later one."""
+        """Return ``(first, later)`` for each later record with the prompt and answers of an earlier one, as indices."""
         seen: dict[Any, int] = {}
         pairs = [
             (seen.setdefault((entry.prompt, entry.context, entry.answers), number), number)
@@ -319,7 +319,7 @@ class Records(Task):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return facts for `metrics.json` that do not affect the run's id: records in each split, and repeated ones."""
+        """Return facts for `metrics.json` outside the run's identity: numbers of records by split and of repeats."""
         repeated = len(self._repeated(self.entries[self.split]))
         counts = {split: len(entries) for split, entries in self.entries.items()}
         return {"records": counts, **({"repeated": repeated} if repeated else {})}

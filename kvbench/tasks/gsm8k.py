@@ -206,7 +206,7 @@ def logquant_prompt(train: Sequence[Record], question: str) -> str:
     """Return the user message of LogQuant's script: an instruction, five fixed examples and the question.
 
     The script's prompt is a multi-line string in indented code, so all lines but the first and the last begin with
-    eight spaces. They are kept here. The examples are those of the train split at the indices :data:`LOGQUANT_SHOTS`.
+    eight spaces, here too. The examples are those of the train split at the indices :data:`LOGQUANT_SHOTS`.
     """
     indent = " " * 8
     lines = ["Please answer the following question by the format, mark the final answer by ####."]

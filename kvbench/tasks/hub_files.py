@@ -1,8 +1,8 @@
 """Files of a data set on the hub: search for the files of a split, look-up in the local cache, and download.
 
 The package `datasets` resolves a split and its shards from a repository's README and file names. It is given a folder
-of empty files with the names of the repository's files. It then applies its rules without the network, on which its
-retries would take half a minute. The files themselves are downloaded by `kvbench.hub`.
+of empty files with the names of the repository's files, so that it applies its rules without the network. Otherwise it
+would retry for half a minute if the network fails. The files themselves are downloaded by `kvbench.hub`.
 
 Shards are files named ``STEM-00000-of-00002.parquet``, into which the hub divides large splits; some uploads add a
 digest: ``test-00000-of-00001-29a571947c0b5ccc.parquet``.
@@ -33,7 +33,7 @@ _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)
 def whole_split(files: Sequence[str], wanted: str, what: str, place: object) -> list[str]:
     """Return the files that a name or pattern has matched, sorted, if they are one file or all shards of one split.
 
-    There must be at least one. `wanted` (the name or pattern), `what` (the data set) and `place` (the folder or
+    `files` must not be empty. `wanted` (the name or pattern), `what` (the data set) and `place` (the folder or
     repository that was searched) are for error messages.
 
     Raises:

@@ -61,7 +61,10 @@ class Summaries(TokenTask):
     max_new_tokens: int = bounded(90, minimum=1, maximum=MOST_TOKENS)
 
     def check(self) -> None:
-        """Raise ConfigError if `lengths` is empty or has repeated or too small values, or bad `source` or `split`."""
+        """Raise ConfigError if an option is invalid.
+
+        These are `source`, `split`, and `lengths`, which must not be empty or have repeated or too small values.
+        """
         self.source.check()
         data.check_split("dataset.split", self.split)
         check_lengths(self.lengths)
@@ -115,7 +118,7 @@ class Summaries(TokenTask):
         return data.records_fingerprint(({"text": t, "answers": a} for t, a in self.records), ("text", "answers"))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the split and, for Multi-LexSum, ``sources``, the court documents. See :meth:`Task.files`."""
+        """Yield the source with the split and, for Multi-LexSum, with ``sources``, the file of the court documents."""
         yield self.source, self.split
         if self.kind == "multi_lexsum":
             yield self.source, "sources"

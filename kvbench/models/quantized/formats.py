@@ -102,7 +102,7 @@ def unreadable(description: Any) -> str:
 
 
 def _layout(description: Mapping[str, Any], *keys: str, standard: str) -> str:
-    """Return the name of a layout: the first of the keys that is set, or the standard one."""
+    """Return the layout of the packed weights, such as ``gemm``: the value of the first set key, or else `standard`."""
     return next((_lower_text(description, key) for key in keys if description.get(key)), standard)
 
 

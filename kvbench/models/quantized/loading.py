@@ -1,8 +1,8 @@
 """Loading of checkpoints into layers with 4-bit weights, one layer at a time.
 
-transformers loads everything but the weights of these layers: before it does, they are replaced by layers without
-weights. The weights are then read from the safetensors files, and unpacked or rounded, layer by layer. The peak of
-memory is therefore close to what the finished model takes.
+Before transformers loads the checkpoint, these layers are replaced by layers without weights, so that it loads only
+the other weights. The weights of these layers are then read from the safetensors files, and unpacked or rounded, layer
+by layer. The peak of memory is therefore close to what the finished model takes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Plan:
         self._layers: dict[str, Int4Linear] = {}
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        """Return the arguments of ``from_pretrained`` with which transformers does not load these layers itself.
+        """Return arguments of ``from_pretrained`` that keep transformers from loading the weights of these layers.
 
         The description of the quantization is removed from `config`.
         """

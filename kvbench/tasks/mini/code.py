@@ -109,7 +109,7 @@ def call(rng: Rng) -> Call:
 def function(rng: Rng, inside: Call | None = None) -> str:
     """Return the source code of a random Python function of 4 to 14 lines.
 
-    `inside` is an assignment to insert between two statements of its body, at its top level; None to insert nothing.
+    `inside` is an assignment to insert between two top-level statements of the function; None to insert nothing.
     """
     arguments = [name(rng) for _ in range(rng.between(1, 3))]
     variables = list(arguments)

@@ -50,7 +50,7 @@ class DraftQuestion:
 class Draft:
     """Content of a sample without its filler: texts with the answers (records), and questions about them.
 
-    The first question ends the sample's own prompt. `meta` becomes part of the finished sample's.
+    The first question ends the sample's own prompt. `meta` is added to the `meta` of the finished sample.
 
     Args:
         style: key in :data:`kvbench.tasks.mini.compose.WRAPPERS` of the instructions around the context.
@@ -101,9 +101,9 @@ class Setting:
     def count(self, most: int, tokens_each: int, least: int = 1) -> int:
         """Return how many records the sample should have.
 
-        An evaluation sample gets `most` records, or fewer if its length has no room for them at `tokens_each` tokens
-        each, but at least `least`. A training sample gets a random number from a third of that (but at least `least`)
-        to all of that.
+        An evaluation sample gets `most` records, or as many as fit into its length at `tokens_each` tokens each if
+        these are fewer, but at least `least`. A training sample gets a random number between a third of that number
+        (but at least `least`) and the whole.
         """
         n = max(least, min(most, self.length // tokens_each))
         return self.rng.between(max(least, n // 3), n) if self.vary else n
@@ -124,7 +124,7 @@ class Setting:
 class Wrapper:
     """The instructions that a prompt puts before and after its context, without whitespace at their ends.
 
-    `tail`, between the context and the question, is empty for none.
+    `head` stands before the context, `tail` between the context and the question; `tail` may be empty.
     """
 
     head: str

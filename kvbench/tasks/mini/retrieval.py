@@ -29,7 +29,7 @@ def locate_value(record: str, index: int, value: str) -> tuple[int, int, int]:
 def look_up(setting: Setting, keys: list[str], values: list[str], record: str, query: str) -> Draft:
     """Return a draft in which each record states a key's value, and each question asks for the value of one key.
 
-    `record` has the places of key and value as ``{}``, `query` that of the key.
+    `record` is a template with ``{}`` for key and for value, in this order; `query` one with ``{}`` for the key.
     """
     records = [record.format(k, v) for k, v in zip(keys, values, strict=True)]
     questions = [
@@ -90,8 +90,8 @@ def key_value(setting: Setting) -> Draft:
 def key_value_hex(setting: Setting) -> Draft:
     """Generate the task ``key_value_hex``: the model must look up the value of one of 64 hexadecimal keys.
 
-    Each record is a line such as ``a3f91c: 93bd04e1a77c``. It is harder than ``key_value``, because the keys look alike
-    and the values are longer. Samples of fewer than 3,584 tokens have fewer lines.
+    Each record is a line such as ``a3f91c: 93bd04e1a77c``. The task is harder than ``key_value``, because the keys look
+    alike and the values are longer. Samples of fewer than 3,584 tokens have fewer lines.
     """
     rng, n = setting.rng, setting.count(64, 56, least=2)
     return _draft_pairs(
@@ -104,7 +104,7 @@ def key_value_hex(setting: Setting) -> Draft:
 def several(setting: Setting) -> Draft:
     """Generate the task ``several``: ``key_value_hex`` with eight questions about one context, each about another key.
 
-    Training samples keep the number of questions of `setting`.
+    Training samples ask :attr:`Setting.questions` questions instead.
     """
     if not setting.vary:
         setting.questions = 8
@@ -114,7 +114,7 @@ def several(setting: Setting) -> Draft:
 def many(setting: Setting) -> Draft:
     """Generate the task ``many``: ``key_value_hex`` with 32 questions about one context, all of which must be right.
 
-    Samples of fewer than 1,792 tokens have fewer lines than that, and are asked about all of them.
+    Samples of fewer than 1,792 tokens have fewer than 32 lines, and ask about all of them.
     """
     if not setting.vary:
         setting.questions = 32

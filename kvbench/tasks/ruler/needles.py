@@ -26,8 +26,7 @@ class Needles:
     """Generator of one niah task at one length.
 
     Args:
-        chat: chat format with the placeholder ``{task}`` (:data:`kvbench.tasks.ruler.frame.CHAT`), as other generators
-            take it.
+        chat: chat format with the placeholder ``{task}`` (:data:`kvbench.tasks.ruler.frame.CHAT`).
         pairs: the adjective-noun pairs from which keys are drawn.
         text: the essays, for the haystack ``essay``.
     """
@@ -58,7 +57,7 @@ class Needles:
         return fitting(self.make, self.stream, self.units, self.step, self.kind.budget)
 
     def make(self, units: int) -> RulerPrompt:
-        """Make a prompt whose haystack has `units` words of essays, noise paragraphs, or other needles.
+        """Make a prompt whose haystack has `units` words of essays, or `units` noise paragraphs or other needles.
 
         Raises:
             ValueError: there are fewer units than needles.

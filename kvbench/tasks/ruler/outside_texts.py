@@ -263,7 +263,7 @@ def english_words(path: str) -> Sequence[str]:
 
 @contextmanager
 def _laid_out(name: str, layout: str) -> Iterator[None]:
-    """Inside a ``with`` block, turn errors from records with an unexpected layout into DataError."""
+    """Raise DataError if records with an unexpected layout cause another error inside a ``with`` block."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

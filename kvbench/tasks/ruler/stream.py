@@ -45,7 +45,7 @@ class Stream:
 
     Attributes:
         random: the numbers that RULER draws from Python's generator.
-        numbers: those that it draws from NumPy's.
+        numbers: the numbers that RULER draws from NumPy's generator.
     """
 
     def __init__(self, count: Callable[[str], int], length: int, seed: int = SEED) -> None:
@@ -54,7 +54,7 @@ class Stream:
         self.numbers = np.random.RandomState(seed)
 
     def shuffle(self, items: MutableSequence[Any]) -> None:
-        """Shuffle a list in place; lists of equal length are always permuted in the same way."""
+        """Shuffle a list in place, always with the same permutation for lists of equal length."""
         random.Random(self.seed).shuffle(items)
 
     def names(self, letters: str, size: int, count: int) -> list[str]:
@@ -79,7 +79,7 @@ def largest(
     """Find the largest number of units with which a prompt fits, as RULER does: by bisection after one probe.
 
     The prompt, an answer of `budget` tokens and `extra` tokens that will be added must fit into `length` tokens; None
-    for that of `stream`. If nothing fits, the result is `step`.
+    for ``stream.length``. If nothing fits, the result is `step`.
 
     Args:
         step: smallest number of units, and the number by which a prompt that is too long is shortened.
@@ -102,7 +102,7 @@ def largest(
 def fitting(
     make: Callable[[int], RulerPrompt], stream: Stream, units: int, step: int, budget: int
 ) -> tuple[RulerPrompt, int]:
-    """Make a prompt with `units` units; as long as it is too long, draw a new one with `step` units fewer.
+    """Make a prompt with `units` units; while it is too long, draw another with `step` units fewer.
 
     `make` may raise ValueError if there are too few units. The result is the prompt, and its length in tokens together
     with the `budget` tokens of the answer.

@@ -253,7 +253,7 @@ class Ruler(TokenTask):
         }
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Score an answer by RULER's rule: the share of references in it; for the qa tasks, 1 if any is in it."""
+        """Return as ``score`` the share of references in an answer; for qa tasks, 1 if it contains any, else 0."""
         match = metric.match_part if KINDS[sample.task].generator == "qa" else metric.match_all
         return {"score": match(prediction, sample.answers)}
 
