@@ -23,6 +23,8 @@ from experiments.real.stages import EIGHT, OWN, RETRIEVAL, STAGES
 from experiments.stored import ROOT, content, load_result_json, markdown_table, some
 
 FOLDER = ROOT / "results" / "smollm2"
+#: the same of the bundled model: outliers alone
+BUNDLED = ROOT / "results" / "tiny" / "real"
 #: a layer in the middle of the model
 SHAPE = replace(which.SHAPE, query_heads=9, heads=3, channels=64, layer=15, layers=30)
 PAGE = "docs/which-format.md"
@@ -211,6 +213,11 @@ def page_blocks(folder: Path = FOLDER) -> list[Block]:
         blocks.append(Block(PAGE, "\n".join(sentences(kl, tiny)), source, "real-words"))
     if outliers:
         blocks.append(Block(PAGE, "\n".join(factors_table(outliers)), source, "outliers"))
+    small = stage_file("outliers", BUNDLED) if folder == FOLDER else None
+    if small:
+        place = f"{BUNDLED.relative_to(ROOT)}/outliers"
+        blocks.append(Block(f"{place}/table.md", stage_markdown(small), place))
+        blocks.append(Block(PAGE, "\n".join(factors_table(small)), place, "outliers-tiny"))
     if kl and perplexity and retrieval:
         text = readme_table(kl, perplexity, retrieval)
         blocks.append(Block("README.md", "\n".join(text), source, "real"))
