@@ -215,6 +215,8 @@ RULES = """
   *substitute*.
 - Counted apart: decided, undecided for rows (more rows are not at hand), undecided for time, at the floor, not
   comparable (longer than 8,192 tokens, or times and sizes of other models).
+- KVQuant and OSCAR are calibrated on WikiText-2's validation split, in float32, before the first part (`python -m
+  kvbench.calibrate`, once for each method); without that their rows are named as not run.
 - Sweeps share the prefill of a prompt; runs resume; each row says the machine that made it.
 
 ## Changes after the first run
