@@ -19,6 +19,9 @@ fields, and ``experiments/cocktail/table2.py`` for an example.
 5. ``--data mini`` replaces the columns by ``mini`` (default: the five tasks of ``dataset=mini``); a group names its
    ``mini`` columns. A row's ``small`` is its setting with mini and standin, where weights of an encoder are missing.
    Keep the tasks, and all lengths, as they are in ``dataset=mini`` where possible: then items share the runs.
+   ``--data real`` is the paper's data for another trained model: columns of time are left out, ``real`` replaces the
+   others where the data at hand or the model cannot serve them, and a row's ``real`` is its setting there. A column of
+   ``data="fidelity/answers"`` and ``over`` has KL divergence and flips over fp16's own answers.
 6. ``--data standin`` reads generated records: a data set's layout is an entry of :data:`experiments.standin.LAYOUTS`.
 7. *Points of time and memory* are columns with ``data="efficiency"``, ``prompt``, ``batch``, ``new_tokens`` and
    figures such as ``peak_decode`` (``scale=2**-30``, ``unit="GiB"``). With the paper's models they are first looked

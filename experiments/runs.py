@@ -74,6 +74,8 @@ def run_of(setting: str, model: str, data: Sequence[str], plan: Any, options: Se
     """
     where = ["runtime.rerun=true"] if plan.rerun else []
     where += [] if plan.device == "auto" else [f"runtime.device={plan.device}"]
+    # on every machine as on a CPU: 16 bits would change most of the dequantized weights
+    where += ["runtime.arithmetic=float32"] if plan.data == "real" else []
     if plan.runs != Path("results/runs"):
         where.append(f"runtime.results_dir={plan.runs}")
     texts = (*parse_setting(setting).overrides(), f"model={model}", *data, *options, *where)

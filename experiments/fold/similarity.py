@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
-from experiments.data import Plan
+from experiments.data import Plan, data_overrides
 from experiments.fold.cells import FORMAT_ONLY, Cell, Folded, Heading
-from experiments.item import Computed
+from experiments.item import Computed, Model
+from experiments.real.files import file_notes
+from experiments.runs import composed, run_of
+from kvbench.config.run_config import checked_config
 from kvbench.errors import KvbenchError
 from kvbench.models.load import load_tokenizer
 from kvbench.models.spec import ModelConfig
@@ -21,6 +26,8 @@ from kvbench.util.schema import build
 
 #: Cocktail's thresholds (sec. IV-A)
 ALPHA, BETA = 0.6, 0.1
+#: characters of a token of English
+CHARACTERS = 4
 #: the bundled task whose documents hold many records
 TASK = "several"
 
@@ -31,10 +38,17 @@ def heat(item: Computed, plan: Plan) -> Folded:
 
     options = item.options
     name = options[{"paper": "encoder", "real": "real"}.get(plan.data, "small")]
+    chosen_model = plan.models[0] if plan.data == "real" else "tiny"
     rows = [f"query {number + 1}" for number in range(options["queries"])]
     headings = [Heading(text, "% of chunks", 1) for text in ("FP16", "INT4", "INT2")]
-    tokenizer = load_tokenizer(build(ModelConfig, choice_data("model", "tiny"), "model"))
-    context, queries = document(options["length"], options["queries"])
+    tokenizer = load_tokenizer(build(ModelConfig, choice_data("model", chosen_model), "model"))
+    try:
+        make = meeting if plan.data == "real" else document
+        context, queries = make(options, plan)
+    except KvbenchError as problem:
+        cells = [Cell(name, row, heading.name, reason=str(problem)) for row in rows for heading in headings]
+        return Folded(headings, rows, [name], cells)
+    rows = rows[: len(queries)]
     prompt = encode_prompt(context, tokenizer)
     cells: list[Cell] = []
     similarities: list[list[float]] = []
@@ -54,7 +68,11 @@ def heat(item: Computed, plan: Plan) -> Folded:
             share = 100 * widths.count(bits) / len(widths.bits)
             cells.append(Cell(name, row, heading.name, ours=share, n=len(widths.bits)))
     full = [cell.ours for cell in cells if cell.column == "FP16" and cell.ours is not None]
-    notes = [f"{context.id} of mini, {name}: on average {fmean(full):.1f} % of the chunks are FP16."] if full else []
+    source = "QMSum" if plan.data == "real" else "mini"
+    notes = (
+        [f"{context.id} of {source}, {name}: on average {fmean(full):.1f} % of the chunks are FP16."] if full else []
+    )
+    notes += file_notes([options["passage"]], plan) if plan.data == "real" else []
     return Folded(
         headings,
         rows,
@@ -66,10 +84,28 @@ def heat(item: Computed, plan: Plan) -> Folded:
     )
 
 
-def document(length: int, count: int) -> tuple[Sample, Sequence[str]]:
-    """Return a generated document with several records, and `count` questions about them."""
-    samples = Mini(tasks=(TASK,), lengths=(length,), limit=1).samples()
+def document(options: Mapping[str, Any], plan: Plan) -> tuple[Sample, Sequence[str]]:
+    """Return a generated document with several records, and questions about them."""
+    samples = Mini(tasks=(TASK,), lengths=(options["length"],), limit=1).samples()
     sample = next(iter(samples))
     assert isinstance(sample.work, AskQuestions)
     queries = [question.query for question in sample.work.questions]
-    return sample, queries[:count]
+    return sample, queries[: options["queries"]]
+
+
+def meeting(options: Mapping[str, Any], plan: Plan) -> tuple[Sample, Sequence[str]]:
+    """Return the meeting of QMSum with most questions, up to a document's length, and its questions.
+
+    Raises:
+        KvbenchError: the records cannot be read.
+    """
+    texts = data_overrides(options["passage"], replace(plan, limit=None), Model("tiny"))
+    task = checked_config(composed(run_of("fp16", "tiny", texts, plan).overrides)).task
+    asked: dict[str, list[Sample]] = {}
+    for sample in task.samples():
+        begin, end = sample.context_span or (0, 0)
+        asked.setdefault(sample.prompt[begin:end], []).append(sample)
+    context, samples = max(asked.items(), key=lambda pair: len(pair[1]))
+    text = context[: CHARACTERS * options["length"]]
+    whole = replace(samples[0], prompt=text, context_span=(0, len(text)))
+    return whole, [sample.query for sample in samples[: options["queries"]]]

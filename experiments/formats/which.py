@@ -121,12 +121,12 @@ def digits(x: float, sign: str = "") -> str:
     return format(x, f"{sign}.0f" if abs(x) >= 999.5 else f"{sign}.3g")
 
 
-def bits(setting: str) -> float:
+def bits(setting: str, shape: Setting = SHAPE) -> float:
     """Return the bits per element of packed tokens: codes, scales and outliers, without tokens in full precision."""
-    method, half = parse_setting(setting).load(), SHAPE.tokens // 2
+    method, half = parse_setting(setting).load(), shape.tokens // 2
     # both lengths are multiples of every group, so the longer cache has more packed tokens and nothing else
-    size = method.layer_bytes(SHAPE).total - method.layer_bytes(replace(SHAPE, tokens=half, prompt=half)).total
-    return 8 * size / (2 * half * SHAPE.heads * SHAPE.channels)
+    size = method.layer_bytes(shape).total - method.layer_bytes(replace(shape, tokens=half, prompt=half)).total
+    return 8 * size / (2 * half * shape.heads * shape.channels)
 
 
 if __name__ == "__main__":

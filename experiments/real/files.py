@@ -18,7 +18,7 @@ from kvbench.util.fingerprint import sha256
 
 #: name of the variable with the folder that ``--data real`` reads without ``--data-dir``
 VARIABLE = "KVBENCH_DATA"
-#: choice of ``conf/dataset`` up to its first slash -> places below the folder, of which the first that exists is taken
+#: choice of ``conf/dataset`` -> places below the folder, of which the first that exists is taken
 PLACES: Mapping[str, Sequence[str]] = {
     "gsm8k": ("gsm8k",),
     "gsm8k_logquant": ("gsm8k",),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from experiments.fold.figures import FIGURES, Statistic
-from experiments.measured import Folded, Setting, Stored
+from experiments.measured import Folded, Stored
 from experiments.real.stages import Stage
 from experiments.stored import as_json, content, markdown_table
 from kvbench.metrics import intervals
@@ -183,6 +183,3 @@ def difference(
 def by_name(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the line of a stage's file with a name; empty where there is none."""
     return next((line for line in whole["lines"] if line["name"] == name), {})
-
-
-__all__ = ["Setting", "before", "by_name", "counts", "difference", "fold_stage", "run_figures", "stage_markdown"]

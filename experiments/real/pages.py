@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from experiments import check
 from experiments.checks.rules import Block
+from experiments.formats import which
 from experiments.formats.grid import TAILS, line_key
 from experiments.formats.which import LINES, bits, digits
 from experiments.real.fold import FILE, by_name, difference, short, stage_markdown, with_interval
@@ -21,6 +23,10 @@ from experiments.real.stages import EIGHT, OWN, RETRIEVAL, STAGES
 from experiments.stored import ROOT, content, load_result_json, markdown_table, some
 
 FOLDER = ROOT / "results" / "smollm2"
+#: the same of the bundled model: outliers alone
+BUNDLED = ROOT / "results" / "tiny" / "real"
+#: a layer in the middle of the model
+SHAPE = replace(which.SHAPE, query_heads=9, heads=3, channels=64, layer=15, layers=30)
 PAGE = "docs/which-format.md"
 Line = Mapping[str, Any]
 #: pairs that the page compares, by subject: two quantizers, and the exact tokens of both
@@ -117,7 +123,7 @@ def formats_table(whole: Line, tiny: Sequence[Line]) -> list[str]:
     for tail, title in TAILS.items():
         lines = [line for line in whole["lines"] if line["name"].endswith(f" | {tail}") and line["family"] != "fp16"]
         body = []
-        for line in sorted(lines, key=lambda line: -bits(line["setting"])):
+        for line in sorted(lines, key=lambda line: -bits(line["setting"], SHAPE)):
             name, runs = line["name"].partition(" | ")[0], line["runs"]
             own = [with_interval(runs[column]["kl"]) if column in runs else "-" for column in columns]
             first = runs.get(columns[0], {})
@@ -207,6 +213,11 @@ def page_blocks(folder: Path = FOLDER) -> list[Block]:
         blocks.append(Block(PAGE, "\n".join(sentences(kl, tiny)), source, "real-words"))
     if outliers:
         blocks.append(Block(PAGE, "\n".join(factors_table(outliers)), source, "outliers"))
+    small = stage_file("outliers", BUNDLED) if folder == FOLDER else None
+    if small:
+        place = f"{BUNDLED.relative_to(ROOT)}/outliers"
+        blocks.append(Block(f"{place}/table.md", stage_markdown(small), place))
+        blocks.append(Block(PAGE, "\n".join(factors_table(small)), place, "outliers-tiny"))
     if kl and perplexity and retrieval:
         text = readme_table(kl, perplexity, retrieval)
         blocks.append(Block("README.md", "\n".join(text), source, "real"))
@@ -215,29 +226,34 @@ def page_blocks(folder: Path = FOLDER) -> list[Block]:
 
 def draw_formats(pyplot: Any, whole: Line, path: Path) -> None:
     """Draw KL divergence against packed bits, with 95 % intervals: a panel for each choice of exact tokens."""
+    from experiments.formats.fold import label
+
     column = column_of(whole)
     tails = [tail for tail in TAILS if any(line["name"].endswith(f" | {tail}") for line in whole["lines"])]
-    figure, panels = pyplot.subplots(1, len(tails), figsize=(6 * len(tails), 5), sharey=True, squeeze=False)
+    figure, panels = pyplot.subplots(1, len(tails), figsize=(6 * len(tails), 6), sharey=True, squeeze=False)
+    families = sorted({line["family"] for line in whole["lines"]})
+    named: list[dict[str, tuple[float, float]]] = []
     for axes, tail in zip(panels[0], tails, strict=True):
+        places = {}
         for line in whole["lines"]:
             run = line["runs"].get(column)
             if line["name"].endswith(f" | {tail}") and run and line["family"] != "fp16":
-                kl, x = run["kl"], bits(line["setting"])
-                reach = [
-                    [max(kl["value"] - (kl["low"] or kl["value"]), 0)],
-                    [(kl["high"] or kl["value"]) - kl["value"]],
-                ]
-                axes.errorbar([x], [kl["value"]], reach, fmt="o", ms=4, lw=1)
-                axes.annotate(
-                    line["name"].partition(" | ")[0], (x, kl["value"]), (4, 2), textcoords="offset points", size=6
-                )
-        axes.set_yscale("log")
-        axes.set_xlabel("bits per packed element, scales included (head of 128 channels)")
+                kl, x = run["kl"], bits(line["setting"], SHAPE)
+                low, high = (kl["value"] if kl[end] is None else kl[end] for end in ("low", "high"))
+                reach = [[max(kl["value"] - low, 0.0)], [high - kl["value"]]]
+                colour = f"C{families.index(line['family']) % 10}"
+                axes.errorbar([x], [kl["value"]], reach, fmt="o", ms=4, lw=1, color=colour)
+                places[line["name"].partition(" | ")[0]] = (x, kl["value"])
+        axes.set(yscale="log", xlabel="bits per packed element, scales included (heads of 64 channels)")
         axes.set_title(f"exact tokens: {TAILS[tail]}", fontsize=9)
+        axes.margins(x=0.12)
         axes.grid(alpha=0.3)
+        named.append(places)
     panels[0][0].set_ylabel(f"KL divergence from fp16, nats a token ({whole['model']}, {column})")
     figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    for axes, places in zip(panels[0], named, strict=True):
+        label(axes, places)
+    figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 

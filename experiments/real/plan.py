@@ -19,6 +19,8 @@ from experiments.stored import markdown_table
 
 #: hours of two cores, and minutes of an H100, that all parts together may take
 HOURS, MINUTES = 40.0, 12.0
+#: prompts at a time of items and floors, whose prompts have up to 7,500 tokens
+BATCH = 8
 #: parts that fit into those minutes
 FIRST = 6
 
@@ -127,7 +129,7 @@ def plan_of(arguments: argparse.Namespace, limit: int | None, write: bool = Fals
         limit=limit,
         paths=tuple((paths_in(folder) if folder else {}).items()),
         device=arguments.device,
-        batch=arguments.batch,
+        batch=min(arguments.batch, BATCH),
         fold_only=arguments.fold_only,
         runs=arguments.runs,
         out=Path("results") if arguments.write else arguments.out,
@@ -215,6 +217,8 @@ RULES = """
   *substitute*.
 - Counted apart: decided, undecided for rows (more rows are not at hand), undecided for time, at the floor, not
   comparable (longer than 8,192 tokens, or times and sizes of other models).
+- KVQuant and OSCAR are calibrated on WikiText-2's validation split, in float32, before the first part (`python -m
+  kvbench.calibrate`, once for each method); without that their rows are named as not run.
 - Sweeps share the prefill of a prompt; runs resume; each row says the machine that made it.
 
 ## Changes after the first run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from itertools import chain
 from random import Random
 
@@ -15,6 +16,7 @@ from experiments.data import POINTS, Plan, columns_of, data_overrides, groups_of
 from experiments.fold.cells import Verdict
 from experiments.fold.figures import SPEEDS, flips, mean_divergence
 from experiments.fold.grid import fold_grid
+from experiments.fold.similarity import heat
 from experiments.fold.sources import missing_runs, runs_of, setting_of
 from experiments.item import Column, Computed, Grid, Model
 from experiments.real.files import PLACES, file_notes, official_rows, paths_in
@@ -97,7 +99,8 @@ def test_no_times_no_other_encoder_and_every_claim_of_its_own(item, plan):
         if row.setting and row.name not in ("ADA-002", "BM25", "LLM Embedder", "Facebook-Contriever"):
             assert row.setting.partition(":")[0] != "cocktail" or "encoder=minilm" in setting_of(row, plan)
     for run in missing_runs(item, plan):
-        assert "model=tiny" in run.overrides and not any("model.weights" in text for text in run.overrides)
+        assert {"model=tiny", "runtime.arithmetic=float32"} <= set(run.overrides)
+        assert not any("model.weights" in text for text in run.overrides)
     assert fold_grid(item, plan, {}).headings or item.only_groups
 
 
@@ -167,6 +170,27 @@ def test_tables_name_files_digests_and_samples(plan, folder):
     (folder / "longbench" / "qmsum.jsonl.gz").rename(folder / "longbench" / "away")
     assert "has no file of qmsum" in file_notes(columns[:1], plan)[0]
     (folder / "longbench" / "away").rename(folder / "longbench" / "qmsum.jsonl.gz")
+
+
+def test_similarities_of_a_real_passage_and_the_questions_asked_about_it(folder, plan):
+    item = items()["cocktail/figure1"]
+    place = folder / "longbench" / "qmsum.jsonl.gz"
+    with gzip.open(place, "rt", encoding="utf-8") as stream:
+        rows = [json.loads(text) for text in stream]
+    shared = [rows[0], *(row | {"context": rows[1]["context"]} for row in rows[1:])]
+    kept = place.read_bytes()
+    with gzip.open(place, "wt", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(row) + "\n" for row in shared)
+    item = replace(item, options={**item.options, "real": "bm25", "length": 100})
+    folded = heat(item, plan)
+    place.write_bytes(kept)
+    assert folded.rows == ["query 1", "query 2", "query 3"] and len(folded.arrays["heat"]) == 3
+    assert {cell.column for cell in folded.cells} == {"FP16", "INT4", "INT2"}
+    totals = [sum(cell.ours for cell in folded.cells if cell.row == row) for row in folded.rows]
+    assert totals == pytest.approx([100.0] * 3)
+    assert "of QMSum, bm25" in folded.notes[0] and "longbench/qmsum.jsonl.gz" in folded.notes[1]
+    nowhere = heat(item, replace(plan, paths=(("longbench_cocktail", str(folder / "pg19")),)))
+    assert all(cell.ours is None and cell.reason for cell in nowhere.cells) and not nowhere.arrays
 
 
 def test_divergence_and_flips_count_tokens_not_samples():
