@@ -96,7 +96,7 @@ def make_stage(stage: Stage, texts: Sequence[Text], given: Sequence[str], argume
         "experiments.real",
         lambda _: runs,
         partial(fold.fold_stage, stage=stage, about=about),
-        fold.before,
+        fold.counts_before,
     )
     return measured.make_table(table, own, [*given, "--limit", str(number)])
 

@@ -58,7 +58,7 @@ def counts(whole: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def before(folder: Path) -> dict[str, int] | None:
+def counts_before(folder: Path) -> dict[str, int] | None:
     """Return the samples that a stored file of a stage rests on; None without one."""
     return counts(content(folder / FILE)) if (folder / FILE).exists() else None
 
@@ -86,11 +86,11 @@ def run_figures(rows: Sequence[Row] | Any) -> dict[str, Any]:
     else:
         out["samples"] = [rounded(row["scores"]["score"]) for row in chosen]
     if kind == "scores":  # the others' caches store 32 bits
-        out |= sizes(chosen)
+        out |= bill_sizes(chosen)
     return out
 
 
-def sizes(chosen: Sequence[Row]) -> dict[str, float]:
+def bill_sizes(chosen: Sequence[Row]) -> dict[str, float]:
     """Return the mean bytes of a cache at the end of a sample, and how many times more fp16 would hold."""
     bills = [row["kv_bytes"] for row in chosen if row.get("kv_bytes")]
     used = [bill["used"]["total"] for bill in bills]

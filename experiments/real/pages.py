@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments import check
-from experiments.checks.rules import Block
+from experiments.checks.rules import Block, check_documents
 from experiments.formats import which
 from experiments.formats.grid import TAILS, line_key
 from experiments.formats.which import LINES, bits, digits
@@ -266,7 +265,7 @@ def write_pages(folder: Path, write: bool) -> int:
     if not write:
         print("\n\n".join(block.text for block in blocks if block.name))
         return 0
-    lost = check.check_documents(blocks, ROOT, write=True).lost
+    lost = check_documents(blocks, ROOT, write=True).lost
     for place in lost:
         print(f"error: {place}", file=sys.stderr)
     whole = stage_file("kl")

@@ -151,7 +151,7 @@ class _Served:
         }
 
     def answer(self, request: Mapping[str, list[str]]) -> Any:
-        """Return the batches for the sample ids in ``request["plan"]``, or rows for the ids in ``request["rows"]``."""
+        """Return the batches of the sample ids in ``request["plan"]``, or rows of the ids in ``request["rows"]``."""
         if "plan" in request:
             planned = self._session.plan([self._samples[name] for name in request["plan"]])
             return [[sample.id for sample in batch] for batch in planned]
