@@ -125,6 +125,16 @@ def of_moments(value: float, stderr: float | None, n: int) -> Interval | None:
     return _student(value, stderr, n, -math.inf, math.inf) if stderr and n > 1 else None
 
 
+def centred(value: float, influences: Sequence[float]) -> Interval | None:
+    """Return the interval of a figure from its samples' influences: their mean has the figure's standard error."""
+    n = len(influences)
+    if n < 2:
+        return None
+    middle = math.fsum(influences) / n
+    spread = math.fsum((x - middle) ** 2 for x in influences) / (n - 1)
+    return of_moments(value, math.sqrt(spread / n), n)
+
+
 def interval_reach(value: float | None, interval: Interval | None) -> float | None:
     """Return the distance from a value to the farther end of its interval: what tables show behind ``±``."""
     return None if value is None or interval is None else max(value - interval[0], interval[1] - value)

@@ -85,6 +85,7 @@ def test_moments_of_other_figures_give_students_interval():
         assert intervals.student(freedom) == pytest.approx(quantile, rel=1.5e-3)
     assert intervals.of_moments(2.0, 0.5, 10) == pytest.approx((2 - 1.131, 2 + 1.131), abs=1e-3)
     assert intervals.of_moments(2.0, None, 1) is None is intervals.of_moments(2.0, 0.0, 9)
+    assert intervals.centred(5.0, [1.0, 3.0]) == pytest.approx((5 - 12.706, 5 + 12.706), abs=1e-2)
     assert intervals.of_score_moments(0.9, 0.2, 4)[1] == 1.0  # no score is above 1
 
 
