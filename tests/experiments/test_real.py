@@ -116,7 +116,7 @@ def test_a_stage_is_folded_with_what_it_rests_on_and_what_is_missing(tmp_path):
     assert whole["machine"] == {"device": "cpu", "torch": "2.13"} and len(whole["missing"]) == 3
     assert folded.counts == {f"{stage.settings[1].name}, {COLUMN}": 3} and "| 0.2" in folded.text
     (tmp_path / fold.FILE).write_text(folded.files[fold.FILE])
-    assert fold.counts_before(tmp_path) == folded.counts and fold.before(tmp_path / "none") is None
+    assert fold.counts_before(tmp_path) == folded.counts and fold.counts_before(tmp_path / "none") is None
     assert fold.fold_stage({}, stage, {}).files == {}
 
 
