@@ -143,12 +143,12 @@ def formats_table(whole: Line, tiny: Sequence[Line]) -> list[str]:
     return [*out, f"fp16 has the perplexities {', '.join(known)}." if known else ""]
 
 
-def readme_table(kl: Line, perplexity: Line, retrieval: Line) -> list[str]:
-    """Return README's second table: a column for each of the eight settings, a line for each figure."""
+def readme_table(kl: Line, perplexity: Line, retrieval: Line | None) -> list[str]:
+    """Return README's second table: a column for each of the eight settings, a line for each figure that is known."""
     column, wanted = column_of(kl), next(iter(perplexity["lines"][0]["runs"]))
     divergences = [by_name(kl, OWN.get(one.name, f"{one.name} | own")).get("runs", {}).get(column) for one in EIGHT]
     losses = [by_name(perplexity, one.name).get("runs", {}).get(wanted) for one in EIGHT]
-    needles = [by_name(retrieval, one.name).get("runs", {}).get(RETRIEVAL) for one in EIGHT]
+    needles = [by_name(retrieval or {"lines": []}, one.name).get("runs", {}).get(RETRIEVAL) for one in EIGHT]
     base = losses[0]
     lines: list[tuple[str, Sequence[Line | None], Callable[[Any], str]]] = [
         (f"perplexity, {wanted}", losses, lambda run: perplexity_text(run, base)),
@@ -160,6 +160,8 @@ def readme_table(kl: Line, perplexity: Line, retrieval: Line) -> list[str]:
     ]
     body = []
     for title, runs, write in lines:
+        if not any(runs):
+            continue
         cells = ["-" if run is None else write(run) for run in runs]
         if runs is divergences:
             cells[0] = "0"
@@ -209,7 +211,8 @@ def page_blocks(folder: Path = FOLDER) -> list[Block]:
     tiny = load_result_json(LINES)["lines"]
     if kl:
         blocks.append(Block(PAGE, "\n".join(formats_table(kl, tiny)), source, "real"))
-        blocks.append(Block(PAGE, "\n".join(sentences(kl, tiny)), source, "real-words"))
+        words = sentences(kl, tiny) or ["No two of the compared formats have been measured yet."]
+        blocks.append(Block(PAGE, "\n".join(words), source, "real-words"))
     if outliers:
         blocks.append(Block(PAGE, "\n".join(factors_table(outliers)), source, "outliers"))
     small = stage_file("outliers", BUNDLED) if folder == FOLDER else None
@@ -217,7 +220,7 @@ def page_blocks(folder: Path = FOLDER) -> list[Block]:
         place = f"{BUNDLED.relative_to(ROOT)}/outliers"
         blocks.append(Block(f"{place}/table.md", stage_markdown(small), place))
         blocks.append(Block(PAGE, "\n".join(factors_table(small)), place, "outliers-tiny"))
-    if kl and perplexity and retrieval:
+    if kl and perplexity:
         text = readme_table(kl, perplexity, retrieval)
         blocks.append(Block("README.md", "\n".join(text), source, "real"))
     return blocks

@@ -19,7 +19,8 @@ N = 300
 
 
 def layer(index: int = 0, window: int | None = None) -> Any:
-    return SimpleNamespace(index=index, window=window)
+    progress = SimpleNamespace(plans={})
+    return SimpleNamespace(index=index, window=window, progress=progress)
 
 
 @pytest.mark.parametrize(
