@@ -223,8 +223,8 @@ RULES = """
 
 ## Changes after the first run
 
-- Perplexity and the KL divergence of eight settings were measured first, over all 148 and over 64 windows, on an H100 in
-  five minutes: fidelity reads one window's tokens step by step, so that the other formats' 70 lines would have taken
+- Perplexity and the KL divergence of eight settings were measured first, over all 148 and over 64 windows, on an H100
+  in five minutes: fidelity reads one window's tokens step by step, so that the other formats' 70 lines would have taken
   about an hour there, not the five minutes of the estimate. They are open, as are the parts from 3 on.
 - The H100 had the sources of commit 0d94ae9c; its rows name an older one with changes.
 """

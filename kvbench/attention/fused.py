@@ -205,8 +205,8 @@ def plain_mask(layer: KVLayer, mask: Tensor | None, count: int, window: int | No
     The comparison waits for the GPU, so its result is cached for the other layers of the step.
 
     Args:
-        window: sliding window whose mask is expected: number of tokens that a query sees, its own included. None: a
-            query sees all tokens before it.
+        count: number of new tokens.
+        window: number of tokens that a query sees by the expected mask, its own included; None for all before it.
     """
     if mask is None:
         return True

@@ -20,12 +20,12 @@ from kvbench.cache.segments.packed import PackedSegment
 
 
 def extended(positions: Tensor, new: Tensor) -> Tensor:
-    """Return positions ``[..., n]`` followed by new ones ``[..., q]``, in amortised O(q) like ``list.extend``.
+    """Return positions ``[..., n]`` followed by new ones ``[..., q]``.
 
-    The result usually shares memory with `positions`: the new positions are written into spare room behind it. Shorter
-    tensors in the same memory, such as those of a cloned cache, stay valid, because nothing before their end changes.
-    Positions of two or more dimensions are copied after all. The caller must observe two rules, or it overwrites
-    positions that another tensor shows:
+    Positions of one dimension are extended in amortised O(q) like ``list.extend``: the new ones are written into spare
+    room behind `positions`, whose memory the result shares. Shorter tensors in the same memory, such as those of a
+    cloned cache, stay valid, because nothing before their end changes. Positions of more dimensions are copied. The
+    caller must observe two rules; otherwise this function overwrites positions that another tensor still uses:
 
     * If the same tensor is extended more than once, the appended positions must be the same each time.
     * A tensor that was shortened must be copied before it is extended.

@@ -43,8 +43,8 @@ def custom_generate(
         seed: seed of the random draws if ``do_sample`` is set.
         report: a list to which a :class:`Generation` with times and rounds of speculation is appended.
         **model_kwargs: ``past_key_values``: an empty cache of a kvbench method, which also decides whether decoding is
-            speculative; ``attention_mask`` ``[B, T]``; ``stopping_criteria``. Others are ignored. These arguments are
-            not named parameters of this function, because transformers would then not use them itself.
+            speculative; ``attention_mask`` ``[B, T]``; ``stopping_criteria``; others are ignored. The three are not
+            named parameters, because transformers itself does not use an argument that this function names.
 
     Returns:
         Prompts and new tokens ``[B, T + n]``, padded on the right with the pad token.

@@ -3,8 +3,8 @@
 Nothing here is measured under load. Arrivals are drawn as ``vllm bench serve`` draws them: gaps of a gamma distribution
 with mean 1 / rate, whose shape is the burstiness (1: a Poisson process). The server is simple: requests start in the
 order in which they came; a prefill runs alone and goes before decoding; then all started sequences decode together, a
-token per step; the time of a step depends only on the number of sequences; at most as many sequences run as fitted into
-memory.
+token per step; the time of a step depends only on the number of sequences; no more sequences run at once than had room
+in memory in the recorded run.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ class Reference:
     Args:
         tokens: the token that follows at each position, ``[n]``: the decoded tokens.
         states: final hidden state at each position, fp16 ``[n, d]``; position 0 is the last token of the prompt.
-        batch_rows: number of samples in the batch that made them.
+        batch_rows: number of samples in the batch in which the predictions were computed.
         how: the other settings that 16-bit rounding depends on: ``compile`` and ``prefill_chunk`` of the run that made
-            the predictions. They are recorded, but do not make a file stale.
+            the predictions. They are stored beside the predictions; predictions computed in another way still serve.
     """
 
     tokens: NDArray[np.int64]

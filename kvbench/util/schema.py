@@ -105,9 +105,9 @@ def field_names(cls: type) -> list[str]:
 class Conversion:
     """Conversion of plain values from YAML or JSON to annotated types; raises ConfigError for a value of a wrong type.
 
-    A list becomes a tuple and a dict a dataclass, if the annotation says so; a whole number becomes a float. Numbers
-    must be within `limits`, which has any of the keys ``minimum``, ``maximum`` and ``above`` (:func:`bounded`). A
-    subclass may change what fits and which error is raised.
+    If the annotation asks for it, a list becomes a tuple, a dict a dataclass and a whole number a float. Numbers must
+    be within the argument `limits` of the methods, which has any of the keys ``minimum``, ``maximum`` and ``above``
+    (:func:`bounded`). A subclass may change what fits and which error is raised.
     """
 
     #: types that are taken for a list, and the key of its items
@@ -147,7 +147,7 @@ class Conversion:
     def build(self, cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
         """Construct a dataclass from plain data after checking every key and value; nested ones are built too.
 
-        Fields with a default may be missing in the data, which are dicts, lists and scalars. The prefix is the dotted
+        The data are dicts, lists and scalars; fields with a default may be missing in them. The prefix is the dotted
         key of the data in the whole document, for example ``method``.
 
         Raises:

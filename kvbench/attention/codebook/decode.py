@@ -1,4 +1,4 @@
-"""Decode attention over a codebook's codes (KVQuant) by the CUDA kernel: the code that runs on the host.
+"""Decode attention over a codebook's codes (KVQuant) by the CUDA kernel: the Python side, which prepares the call.
 
 The kernel is compiled at first use, for the format of a layer and a number of warps per CTA. One launch computes a
 step: it looks codes up in registers, rotates keys that are stored before RoPE, adds outliers, and includes the tokens

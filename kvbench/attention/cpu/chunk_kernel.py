@@ -1,4 +1,4 @@
-"""Attention of many queries by the CPU kernel that unpacks a tile of tokens at a time: what runs on the host.
+"""Attention of many queries by the CPU kernel that unpacks a tile of tokens at a time: the Python side.
 
 The kernel (`tiles.cpp`) reads runs of tokens. For each token, it is given the first query that sees it and the first
 that no longer does. So one call serves causal attention, sliding windows, and passes that pack tokens between two

@@ -1,4 +1,4 @@
-"""The attention that a prompt's tokens receive from all its queries, by the CPU kernel: the code that runs on the host.
+"""The attention that a prompt's tokens receive from all its queries: the Python side of the CPU kernel.
 
 The kernel (`columns.cpp`) computes the probabilities a second time, from the log-sum-exp of each query that torch's own
 attention returned, and adds them up without storing them.

@@ -1,4 +1,4 @@
-"""Decode attention by the CPU kernel: the code that runs on the host.
+"""Decode attention by the CPU kernel: the Python side, which prepares and calls the kernel.
 
 The kernel (`decode.cpp`) is compiled at first use for an instruction set of the machine
 (:mod:`kvbench.attention.cpu.build`), and one call serves all phases of a :class:`kvbench.attention.phases.Work`.

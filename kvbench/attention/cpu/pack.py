@@ -1,4 +1,4 @@
-"""Quantization and packing of tokens on a CPU: the code that runs on the host.
+"""Quantization and packing of tokens on a CPU: the Python side, which prepares and calls the kernel.
 
 The C++ (`pack.cpp`, in the library of :mod:`kvbench.attention.cpu.build`) writes the bits of torch's quantizers: in
 a decode step in a hundredth of the time that a token takes there. Formats that it does not serve are packed by torch

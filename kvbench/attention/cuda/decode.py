@@ -1,4 +1,4 @@
-"""Decode attention by the CUDA kernel: the code that runs on the host, and compilation for a configuration.
+"""Decode attention by the CUDA kernel: the Python side, which prepares, compiles and launches it.
 
 The kernel is compiled at first use for the formats of a layer, once per machine, and one launch serves all phases of a
 :class:`kvbench.attention.phases.Work`. The module :mod:`kvbench.util.nvrtc` compiles, loads and launches it;

@@ -122,8 +122,8 @@ def fields(form):
 def word_row_count(form):
     """Return the number of word rows in a tile of 128 tokens.
 
-    The tokens of a tile are divided over the fields: a word row contains one token per field. So this is also the
-    number of tokens in a tile whose codes are in the same field of their words.
+    The tokens of a tile are divided over the fields: a word row contains one token per field. So each field
+    holds the codes of as many tokens as there are word rows.
     """
     return 8 * width(form)
 

@@ -1,4 +1,4 @@
-"""Decode attention in Triton over all storage formats of a layer: the code that runs on the host.
+"""Decode attention in Triton over all storage formats of a layer: the Python side of the kernel.
 
 The launch parameters of each format were chosen by measurement.
 
@@ -44,8 +44,8 @@ class Tuning:
         full_step: number of tokens per iteration if keys and values are in full precision.
         max_rows: largest number of query rows of a program. More rows are spread over several programs, which then read
             the same tiles, all but the first from the L2 cache.
-        fused: largest number of partial results of a head that the last program to finish merges. If there are more, a
-            second kernel merges them.
+        fused: if a head has at most so many partial results, the program that finishes last merges them; otherwise a
+            second kernel does.
         resident: number of programs that a multiprocessor runs at once; 0 to compute it from the kernel's registers and
             shared memory.
     """

@@ -147,7 +147,7 @@ def hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1):
 
 @triton.jit
 def _atom_twin(x, r, zero, LEVELS: tl.constexpr):
-    """Return the codes of one half of the pairs from fp32 elements, fl(1 / scale) and zero points."""
+    """Return the codes of fp32 elements `x`, one of each pair: the first ones or the second; `r` is fl(1 / scale)."""
     q = tl.minimum(tl.maximum(to_half(x * r), -LEVELS), LEVELS)
     # + 1536 rounds q to an integer; + (zero - 512) then gives 1024 + q + zero, which fp16 represents exactly
     q = to_half(q + 1536.0) + (zero - 512.0)

@@ -119,7 +119,7 @@ def _nibbles(packed: Tensor, order: tuple[int, ...]) -> Tensor:
 
 
 def _sixteen(scales: Tensor, layer: str) -> Tensor:
-    """Return scales as fp16 or bf16, without rounding them. Raises ModelError if they have more bits."""
+    """Return scales as fp16 or bf16, without rounding; raises ModelError if neither holds all of them exactly."""
     if scales.dtype in (torch.float16, torch.bfloat16):
         return scales.contiguous()
     for dtype in (torch.float16, torch.bfloat16):

@@ -62,7 +62,7 @@ _COMPARISONS = ("<", ">", "==", "!=", "<=", ">=")
 
 @dataclass(frozen=True)
 class Call:
-    """An assignment in generated code, split into the part that a question quotes and the part that it asks for.
+    """A line of generated code that assigns a result: the part that a question quotes, and the part that it asks for.
 
     `prefix` is the indentation and the name of the variable; `rest` begins with the space before ``=``.
     """
