@@ -121,7 +121,8 @@ def extend(
         if before is None or new == wanted:
             return seen
         return torch.cat([before[:, :, -(wanted - new) :], seen], 2)
-    sums = torch.zeros(*query.shape[:2], 1, width, device=query.device) if before is None else before.clone()
+    shape = (*query.shape[:2], 1, width)
+    sums = query.new_zeros(shape, dtype=torch.float32) if before is None else before.clone()
     if lse is not None:
         starts = [layer.start(row) for row in range(len(query))]
         columns.add_received(sums[:, :, 0], query, keys, lse, starts, scaling)

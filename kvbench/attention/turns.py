@@ -137,7 +137,8 @@ def attend_by_turns(
             for store, x in zip(layer.stores(), fresh, strict=True)
         ]
         recents.append(recent)
-        key = ("first", last, count, row, layer.window, id(layer.method), str(shapes[-1]))
+        # layers of one method with equal shapes may still drop different tokens: of a method that packs in some only
+        key = ("first", last, count, row, id(layer.method), str(shapes[-1]), *when(time))
         if key not in plans:
             start = layer.start(row)
             columns, _ = first_forms(old[-1], time, last - count, count, start)
@@ -147,7 +148,7 @@ def attend_by_turns(
             + [Source(exact_part(recent[side]))]
             for side, store in enumerate(layer.stores())
         ]
-        states.append(torch.empty(*query[rows].shape[:3], layer.value_dim + 2))
+        states.append(query.new_empty(*query[rows].shape[:3], layer.value_dim + 2, dtype=torch.float32))
         chunk_kernel.run_chunk(
             *(query[rows], sources[0], sources[1], plans[key], sizes, scaling, logits), state=states[-1], finish=False
         )
@@ -157,7 +158,7 @@ def attend_by_turns(
     for number, (rows, time) in enumerate(zip(groups, times, strict=True)):
         row = rows.indices(layer.batch)[0]
         before, after = shapes[number], layer.lengths(rows)
-        again = ("later", last, count, row, layer.window, id(layer.method), str(before), str(after))
+        again = ("later", last, count, row, id(layer.method), str(before), str(after), *when(time))
         if again not in plans:
             start = layer.start(row)
             pair = old[number], layer.positions(row)
@@ -177,6 +178,12 @@ def attend_by_turns(
         assert out is not None
         outs.append(out)
     return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def when(times: tuple[Tensor, Tensor]) -> tuple[bytes, bytes]:
+    """Return when keys, and values, are packed or dropped, as part of a key of ``layer.progress.plans``."""
+    keys, values = times
+    return keys.numpy().tobytes(), values.numpy().tobytes()
 
 
 def refuses_turns(layer: KVLayer, query: Tensor, logits: Logits) -> str | None:

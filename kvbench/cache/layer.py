@@ -517,6 +517,7 @@ class KVLayer(CacheLayerMixin):
         self.order = [self.order[i] for i in indices.tolist()]
         self.firm = [self.firm[i] for i in indices.tolist()]
         self.batch = len(self.order)
+        self.described = None  # or it would keep the old buffers of all layers in memory
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row `repeats` times; the copies of a row are adjacent."""

@@ -1,5 +1,9 @@
 """The CPU kernel that unpacks tiles for many queries, with every instruction set of the machine."""
 
+import os
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -168,7 +172,32 @@ def test_threads_change_no_bit(instructions, monkeypatch):
     for threads in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         outs.append(attend(query, work, instructions))
-    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
+    library = build.kernel_library(instructions)
+    monkeypatch.setattr(build, "kernel_library", lambda *_: replace(library, parallel=None))  # threads of its own
+    outs.append(attend(query, work, instructions))
+    assert all(torch.equal(outs[0], other) for other in outs[1:])
+
+
+def peak_bytes():
+    """The most memory of this process since :func:`forget_peak`, and what it has now."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return [1024 * int(lines[name].split()[0]) for name in ("VmHWM", "VmRSS")]
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux")
+def test_many_queries_over_many_tokens_take_little_memory():
+    """Partial results stand until they are merged: those of all splits and queries would take 68 MiB here."""
+    tokens, count = 1 << 15, 1 << 14
+    buffer = torch.zeros(1, 1, tokens, 32)
+    source = [chunk_kernel.Source(Part(Format("full", 16), buffer=buffer))]
+    unseen = torch.zeros(tokens, dtype=torch.int32)
+    line = torch.tensor([[0, 0, 0, 0, tokens, 0]], dtype=torch.int32)
+    query = torch.zeros(1, 1, count, 32)
+    runs = chunk_kernel.Runs(line, unseen, unseen)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_bytes()[1]
+    out = chunk_kernel.run_chunk(query, source, source, runs, (1, 32, 32), 0.2, Logits())
+    assert not out.any() and peak_bytes()[0] - before < 24 << 20
 
 
 def rotation(keys, positions, inverse=False):

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvbench.attention import foreseen
-from kvbench.attention.cpu import build
+from kvbench.attention.cpu import build, chunk_kernel
 from kvbench.attention.foreseen import biased, planned
 from kvbench.attention.logits import Logits
 from kvbench.cache.policy import NEVER
@@ -154,6 +154,55 @@ def test_passes_over_padded_rows_give_what_steps_give(monkeypatch, name, archite
     assert torch.allclose(steps[0], passes[0], atol=2e-5)
     assert steps[1:] == passes[1:]
     method.detach(model)
+
+
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+def test_layers_that_drop_tokens_and_layers_that_do_not_share_no_plan(monkeypatch, kernels) -> None:
+    """Before the pass, when nothing has been dropped yet, the stores of both have the same shape."""
+    method, model = load_method("kivi", residual=32, evict=True), zoo.model("llama")
+    monkeypatch.setattr(type(method), "exact_layers", 1)
+    ids, logits = zoo.padded_batch([84], seed=3)[0], {}
+    for size in (1, 23):
+        cache = method.new_cache(model)
+        cache.options, cache.progress.span = Options(kernels=kernels), 1
+        with torch.inference_mode():
+            prefill(model, cache, ids[:, :30], None)
+            parts = [
+                forward(model, cache, ids[:, places], None, places[None], all_logits=True)
+                for places in torch.arange(30, 84).split(size)
+            ]
+        logits[size] = torch.cat(parts, 1)
+        assert len({layer.length(slice(0, 1)) for layer in cache.kv_layers}) == 2
+    assert torch.allclose(logits[1], logits[23], atol=2e-5)
+
+
+@pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+def test_sums_between_two_calls_are_in_fp32_whatever_torchs_default_dtype(monkeypatch) -> None:
+    """The kernel writes fp32, for which a buffer of torch's default dtype might be too small."""
+    method, model, dtypes = load_method("kivi", quantizer="int2"), zoo.model("llama"), []
+    run = chunk_kernel.run_chunk
+
+    def watched(*args, state, **kwargs):
+        dtypes.append(state.dtype)
+        return run(*args, state=state.to(torch.float32), **kwargs)
+
+    monkeypatch.setattr(chunk_kernel, "run_chunk", watched)
+    cache, ids = method.new_cache(model), zoo.padded_batch([60], seed=3)[0]
+    cache.progress.span = 1
+    with torch.inference_mode():
+        prefill(model, cache, ids[:, :40], None)
+        attend = foreseen.attend_foreseen
+
+        def in_halves(*args):
+            torch.set_default_dtype(torch.bfloat16)
+            try:
+                return attend(*args)
+            finally:
+                torch.set_default_dtype(torch.float32)
+
+        monkeypatch.setattr(foreseen, "attend_foreseen", in_halves)
+        forward(model, cache, ids[:, 40:], None, torch.arange(40, 60)[None], all_logits=True)
+    assert set(dtypes) == {torch.float32}
 
 
 class Largest(TorchDispatchMode):

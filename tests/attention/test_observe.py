@@ -43,3 +43,16 @@ def test_chunks_are_observed_as_one_prompt(name, options, ends, masked) -> None:
     expected = weights.sum(2, keepdim=True) if name == "h2o" else weights[:, :, -6:]
     mask = causal[None, None] if masked else None
     torch.testing.assert_close(observed(name, options, ends, mask), expected)
+
+
+def test_sums_are_in_fp32_whatever_torchs_default_dtype():
+    """A kernel writes fp32 into them, for which a buffer of torch's default dtype might be too small."""
+    layer = zoo.new_layer(load_method("h2o", budget=16))
+    query, keys = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
+    wanted = observe.extend(layer, query, keys, None, 0.2)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = observe.extend(layer, query, keys, None, 0.2)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32 and torch.equal(found, wanted)

@@ -1,5 +1,6 @@
 """Phases: the description of a layer that kernels get, and layers that no kernel serves."""
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -256,6 +257,10 @@ def test_a_description_is_kept_until_a_buffer_moves(settings):
     assert described is not before
     same_description(described, phases.assembled(layer, *divide_into_phases(layer), described.table))
     assert work(layer.clone(layer.progress)) is not described
+    buffer = weakref.ref(layer.stores()[0].tail.buffer)
+    del described, before, kept
+    layer.batch_select_indices(torch.arange(layer.batch))
+    assert buffer() is None  # a description of the old rows would double a cache's memory
 
 
 def test_the_upper_nibbles_have_a_description_of_their_own():

@@ -196,7 +196,7 @@ def run_chunk(
     heads, key_dim, value_dim = sizes
     if query.stride(-1) != 1:
         query = query.contiguous()
-    out = torch.empty(batch, count, query_heads, value_dim, dtype=query.dtype) if finish else None
+    out = query.new_empty(batch, count, query_heads, value_dim) if finish else None
     sinks = None if logits.sinks is None else logits.sinks.float().contiguous()
     positions = None if rope is None else rope.starts[keys[0].first_row :]
     # structs hold bare addresses: whatever they point to must live until the call has returned

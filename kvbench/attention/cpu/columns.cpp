@@ -20,7 +20,7 @@ struct ColumnsArgs {
     int64_t query_stride[3], key_stride[3], lse_stride[2], sums_stride[2];  // of row, head, token
     int32_t batch, heads, group, queries, tokens, dim, query_type, key_type, threads;
     float scale;
-    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+    Parallel parallel;        // or null
 };
 
 struct Columns {
@@ -124,6 +124,5 @@ extern "C" void kvbench_columns(const kvbench::ColumnsArgs *args) {
     kvbench::Columns columns{*args};
     const int64_t items = (int64_t)(args->tokens + kvbench::TILE - 1) / kvbench::TILE * args->batch * args->heads;
     const unsigned threads = (unsigned)(args->threads < items ? args->threads : items);
-    if (args->parallel && threads > 1) args->parallel(kvbench::work_on_columns, &columns, threads, 0);
-    else kvbench::work_on_columns(&columns);
+    kvbench::in_threads(args->parallel, threads, kvbench::work_on_columns, &columns);
 }

@@ -119,7 +119,7 @@ def attend(query: Tensor, work: Work, scaling: float, instructions: str | None =
     batch, heads_q, count, _ = query.shape
     if query.stride(-1) != 1:
         query = query.contiguous()
-    out = torch.empty(batch, count, heads_q, work.value_dim, dtype=query.dtype)
+    out = query.new_empty(batch, count, heads_q, work.value_dim)
     sinks = work.logits.sinks
     sinks = None if sinks is None else sinks.float().contiguous()
     structs = ("structs", instructions)
@@ -169,9 +169,9 @@ def number_table(kind: str, bits: int, channels: int) -> Tensor:
         if kind == "float" and bits == 8:
             return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
         if kind == "float":
-            magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+            magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float32)
             return torch.cat([magnitudes, -magnitudes])
-        table = torch.empty(2**bits)
+        table = torch.empty(2**bits, dtype=torch.float32)
         table[stored_codes(bits)] = levels(channels, bits)
         return table
 

@@ -36,7 +36,7 @@ struct TilesArgs {
     int32_t run_count, batch, heads, group, count, key_dim, value_dim, type, threads;
     int32_t later;                 // 1 if `state` holds the sums of an earlier call
     float scale, cap;
-    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+    Parallel parallel;             // or null
 };
 
 struct Piece {
@@ -54,7 +54,9 @@ struct Block {
 struct Tiles {
     const TilesArgs &args;
     std::vector<Block> blocks;
-    std::vector<float> partial;  // of each split and query row: value_dim + 2 numbers
+    // of each split and part of the query rows, until they are merged: value_dim + 2 numbers of each row. With all at
+    // once, those of a long prompt would take more memory than its keys and values.
+    std::vector<std::unique_ptr<float[]>> partial;
     std::vector<float> turns;    // rotations of the places in a tile (rotate_keys)
     std::unique_ptr<std::atomic<int>[]> missing;  // of each row, KV head and part of the query rows
     std::atomic<int64_t> next{0};
@@ -78,7 +80,7 @@ struct Tiles {
             column += run.count;
         }
         splits = ((int)blocks.size() + SPLIT - 1) / SPLIT;
-        partial.resize((size_t)splits * args.batch * args.heads * rows * width);
+        partial.resize((size_t)args.batch * args.heads * parts * splits);
         missing.reset(new std::atomic<int>[args.batch * args.heads * parts]);
         for (int i = 0; i < args.batch * args.heads * parts; i++) missing[i] = splits;
         if (args.positions) {
@@ -113,8 +115,8 @@ struct Tiles {
         }
     }
 
-    float *of(int split, int row, int head) {
-        return partial.data() + (((int64_t)split * args.batch + row) * args.heads + head) * rows * width;
+    std::unique_ptr<float[]> &of(int split, int row, int head, int part) {
+        return partial[(((int64_t)row * args.heads + head) * parts + part) * splits + split];
     }
 
     void compute(TileScratch &scratch, int row, int head, int part, int split);
@@ -235,7 +237,8 @@ void Tiles::compute(TileScratch &scratch, int row, int head, int part, int split
             }
         }
     }
-    float *to = of(split, row, head) + (int64_t)begin * width;
+    float *to = new float[(int64_t)count * width];
+    of(split, row, head, part).reset(to);
     for (int r = 0; r < count; r++, to += width) {
         std::memcpy(to, out + r * dim, sizeof(float) * dim);
         to[dim] = top[r], to[dim + 1] = total[r];
@@ -254,11 +257,12 @@ void Tiles::merge(int row, int head, int part) {
         if (args.out && args.sinks) top = args.sinks[query_head] * BITS;
         const float sink = top;
         if (args.later) top = std::fmax(top, state[dim]);
-        for (int s = 0; s < splits; s++) top = std::fmax(top, of(s, row, head)[(int64_t)r * width + dim]);
+        const int64_t at = (int64_t)(r - begin) * width;
+        for (int s = 0; s < splits; s++) top = std::fmax(top, of(s, row, head, part)[at + dim]);
         if (args.out && args.sinks) total = exp2f(sink - top);  // a sink has a weight, but no value
         std::fill(sum.begin(), sum.end(), 0.f);
         for (int s = args.later ? -1 : 0; s < splits; s++) {
-            const float *from = s < 0 ? state : of(s, row, head) + (int64_t)r * width;
+            const float *from = s < 0 ? state : of(s, row, head, part).get() + at;
             if (from[dim] <= HIDDEN && from[dim + 1] == from[dim + 1]) continue;  // sees no token; NaN goes on
             const float share = exp2f(from[dim] - top);
             total += share * from[dim + 1];
@@ -272,6 +276,7 @@ void Tiles::merge(int row, int head, int part) {
             state[dim] = top, state[dim + 1] = total;
         }
     }
+    for (int s = 0; s < splits; s++) of(s, row, head, part).reset();
 }
 
 void work_on_tiles(void *tiles_) {
@@ -295,8 +300,7 @@ extern "C" void kvbench_tiles(const kvbench::TilesArgs *args) {
     kvbench::Tiles tiles(*args);
     const int64_t items = (int64_t)args->batch * args->heads * tiles.parts * tiles.splits;
     const unsigned threads = (unsigned)(args->threads < items ? args->threads : items);
-    if (args->parallel && threads > 1) args->parallel(kvbench::work_on_tiles, &tiles, threads, 0);
-    else kvbench::work_on_tiles(&tiles);
+    kvbench::in_threads(args->parallel, threads, kvbench::work_on_tiles, &tiles);
     if (!tiles.splits)  // nothing was stored: zeros, or what an earlier call has found
         for (int b = 0; b < args->batch; b++)
             for (int h = 0; h < args->heads; h++)

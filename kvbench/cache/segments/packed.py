@@ -353,5 +353,6 @@ class PackedSegment(Segment):
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
         """See :meth:`Segment.map_buffers`."""
+        self.prepared = None  # it would keep the old words in memory
         self.words = [change(words) for words in self.words]
         self.params = [change(param) for param in self.params]
