@@ -231,6 +231,9 @@ def empty(item: Item, folded: Folded, plan: Plan) -> str:
         hints.append(f"python -m experiments {item.id} --models tiny --data mini needs no weights, data or network")
     if plan.data == "paper":
         hints.append("--path DATASET=FOLDER names local files of the paper's data")
+    if plan.data == "real" and reasons:
+        missing = [name for name in plan.models if reasons[0].startswith(f"model {name}:")]
+        hints += [f"python -m kvbench.fetch model={name}" for name in missing]
     return f"{text}: {reasons[0] if reasons else 'not run'}{more}" + "".join(f"\n  hint: {hint}" for hint in hints)
 
 

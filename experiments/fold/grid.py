@@ -225,7 +225,7 @@ class _Table:
             return replace(verdict, verdict=APART, reason=reason)
         lost = floored(members, self.plan, self.model)
         if lost and len(lost) == len(members) and verdict.ours is not None:
-            reason = f"fp16 is not above answers that know nothing ({', '.join(lost)})"
+            reason = f"fp16 is not shown to be above answers that know nothing ({', '.join(lost)})"
             return replace(verdict, verdict=FLOOR, reason=reason, needed=None)
         counts = [self.counts[member.name] for member in members]
         spent = self.plan.limit is None or all(count < self.plan.limit for count in counts)

@@ -26,7 +26,7 @@ from experiments.real import fold
 from experiments.real.files import MODEL, default_folder, digest_of, paths_in
 from experiments.real.stages import EIGHT, OWN, PYTHON, STAGES, Stage, Text
 from experiments.runs import Run, identify
-from kvbench.util.door import enter
+from kvbench.util.door import enter, reporting
 
 #: folder of the tables, whatever is dequantized into the model
 OUT = "results/smollm2"
@@ -42,7 +42,7 @@ def parse_real_options(given: Sequence[str]) -> argparse.Namespace:
     add("--pages", action="store_true", help="write the tables of README and docs from the files of results/smollm2")
     add("--plan", action="store_true", help="print the plan: what is measured in which order, at what cost")
     add("--items", nargs="+", default=[], metavar="ITEM", help="of the stage items: which (default: those of the plan)")
-    add("--prompts", type=positive, metavar="N", help="of the stage items: samples per data set (default: the plan's)")
+    add("--prompts", type=positive, metavar="N", help="of items and floors: samples per data set (default: the plan's)")
     add("--short", action="store_true", help="the first text and context of a stage alone (eight has no others)")
     add("--minutes", type=float, metavar="N", help="of the stage all: begin no further part after so many")
     arguments = parser.parse_args(given)
@@ -50,11 +50,28 @@ def parse_real_options(given: Sequence[str]) -> argparse.Namespace:
     for name in arguments.stages:
         if name not in CHOICES:
             parser.error(f"no stage {name!r}: {', '.join(CHOICES)}")
+    check_chosen(parser, arguments)
     arguments.out = arguments.out or Path(
         OUT if arguments.model == MODEL else f"results/{measured.slug_of(arguments.model)}/real"
     )
-    arguments.parser = parser
     return arguments
+
+
+def check_chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """End the command at an item that is not in the plan, and at a setting that no chosen stage has."""
+    from experiments.real.plan import PARTS
+
+    planned = [name for part in PARTS for name in part.items]
+    if arguments.items and not {"items", "all"}.intersection(arguments.stages):
+        parser.error("--items needs the stage items: python -m experiments.real items --items ITEM")
+    for name in arguments.items:
+        if name not in planned:
+            parser.error(
+                f"no item {name!r} in the plan: {', '.join(planned)}; `python -m experiments` lists all others"
+            )
+    stages = STAGES if {"eight", "all"}.intersection(arguments.stages) else arguments.stages
+    known = [setting.key for name in stages if name in STAGES for setting in STAGES[name].settings]
+    measured.check_names(parser, arguments.only, list(dict.fromkeys(known)))
 
 
 CHOICES = ("eight", *STAGES, "items", "floors", "all")
@@ -66,10 +83,10 @@ def texts_of(arguments: argparse.Namespace) -> list[Text]:
     path = paths_in(folder).get("perplexity/wikitext2") if folder else None
     wiki = Text("WikiText-2", "perplexity/wikitext2", path)
     run = Run(("method=fp16", f"model={arguments.model}", f"dataset={wiki.choice}"), arguments.model, wiki.choice)
-    if path or not identify(run)[1]:
-        return [wiki, PYTHON]
-    print("WikiText-2 is not on this machine and the hub is out of reach: Python's own texts are read", file=sys.stderr)
-    return [PYTHON]
+    reason = "" if path else identify(run)[1]
+    if reason:
+        print(f"WikiText-2 cannot be had, so that Python's own texts are read: {reason}", file=sys.stderr)
+    return [PYTHON] if reason else [wiki, PYTHON]
 
 
 def stage_settings(stage: Stage, small: bool) -> Stage:
@@ -80,16 +97,23 @@ def stage_settings(stage: Stage, small: bool) -> Stage:
     return replace(stage, settings=tuple(setting for setting in stage.settings if setting.name in names))
 
 
-def make_stage(stage: Stage, texts: Sequence[Text], given: Sequence[str], arguments: argparse.Namespace) -> int:
-    """Run what is missing of a stage, write its file, and return the exit status."""
+def make_stage(
+    stage: Stage, texts: Sequence[Text], given: Sequence[str], arguments: argparse.Namespace, name: str
+) -> int:
+    """Run what is missing of a stage, write its file, and return the exit status.
+
+    `given` is the command line of this stage alone, and `name` the stage that was asked for, which may be several.
+    """
     number = arguments.limit or stage.number
+    texts = texts[:1] if arguments.short else texts
+    short = " --short" if arguments.short and name == stage.name else ""
     runs = dict(list(stage.data(texts, number).items())[: 1 if arguments.short else None])
     known = [setting for setting in stage.settings if not arguments.only or setting.key in arguments.only]
     own = argparse.Namespace(**{**vars(arguments), "chosen": known, "only": [], "out": arguments.out / stage.name})
     about = {
         "model": arguments.model,
         "texts": [{"name": text.name, "sha256": text.path and digest_of(Path(text.path))} for text in texts],
-        "command": f"python -m experiments.real {stage.name} --limit {number}",
+        "command": f"python -m experiments.real {name}{short} --limit {number}",
         "data": {name: list(map(without_paths, options)) for name, options in runs.items()},
     }
     table = measured.Table(
@@ -106,6 +130,7 @@ def without_paths(text: str) -> str:
     return re.sub(r"(path[=:] ?)/\S*/", r"\1", text)
 
 
+@reporting("interrupted; run the same command again to resume")
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line says, and return the exit status: 1 if a stage failed."""
     given = list(sys.argv[1:] if argv is None else argv)
@@ -117,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.pages:
         from experiments.real.pages import write_pages
 
-        return write_pages(arguments.out, arguments.write)
+        return write_pages(arguments.write)
     status = 0
     for name in arguments.stages:
         status |= _make(name, given, arguments)
@@ -145,7 +170,7 @@ def _make(name: str, given: Sequence[str], arguments: argparse.Namespace) -> int
         arguments, given = argparse.Namespace(**{**vars(arguments), "short": True}), [*given, "--short"]
     for one in names:
         again: list[Any] = [text for text in given if text not in arguments.stages]
-        status |= make_stage(stage_settings(STAGES[one], small), texts, [one, *again], arguments)
+        status |= make_stage(stage_settings(STAGES[one], small), texts, [one, *again], arguments, name)
     return status
 
 

@@ -50,7 +50,8 @@ def paths_in(folder: Path) -> dict[str, str]:
         ConfigError: the folder is missing, or holds none of them.
     """
     if not folder.is_dir():
-        raise ConfigError("--data-dir", folder, "is not a folder")
+        hint = f"name another folder, or leave {VARIABLE} unset: data then come from the hub"
+        raise ConfigError("--data-dir", folder, "is not a folder", hint=hint)
     found = {}
     for choice in group_options("dataset"):
         places = PLACES.get(choice) or (PLACES["longbench"] if choice.startswith("longbench/") else ())

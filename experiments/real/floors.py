@@ -49,9 +49,10 @@ def scored_columns(plan: Plan, model: Model) -> Iterator[tuple[str, Column]]:
 
 def make_floors(arguments: argparse.Namespace) -> int:
     """Run fp16 on every data set, write ``floors.json`` and its table, and return the exit status."""
-    from experiments.real.plan import plan_of
+    from experiments.real.plan import PARTS, plan_of, size_of
 
-    plan = plan_of(arguments, arguments.prompts)
+    part = next(part for part in PARTS if part.stage == "floors")
+    plan = plan_of(arguments, arguments.prompts or size_of(part, arguments))
     model = Model(arguments.model)
     runs = {
         name: run_of("fp16", model.preset, data_overrides(column, plan, model), plan)
@@ -62,7 +63,7 @@ def make_floors(arguments: argparse.Namespace) -> int:
         for outcome in execute_all(list(runs.values()), "joblib" if jobs > 1 else "local", jobs):
             print(f"{outcome.status} {outcome.run.command} {outcome.reason.splitlines()[0] if outcome.reason else ''}")
     lines = [{"name": name, **floor_of(run, plan)} for name, run in runs.items()]
-    whole = {"model": arguments.model, "limit": arguments.prompts, "lines": lines}
+    whole = {"model": arguments.model, "limit": plan.limit, "lines": lines}
     counts = {line["name"]: line["n"] for line in lines}
     folded = Folded(floors_markdown(whole), {"floors.json": as_json(whole)}, counts)
 

@@ -16,6 +16,7 @@ from experiments.fold.figures import FIGURES, Statistic
 from experiments.measured import Folded, Stored
 from experiments.real.stages import Stage
 from experiments.stored import as_json, content, markdown_table
+from kvbench.errors import DataError
 from kvbench.metrics import intervals
 from kvbench.results import fidelity_fold
 from kvbench.results.points import halves
@@ -60,7 +61,22 @@ def counts(whole: Mapping[str, Any]) -> dict[str, int]:
 
 def counts_before(folder: Path) -> dict[str, int] | None:
     """Return the samples that a stored file of a stage rests on; None without one."""
-    return counts(content(folder / FILE)) if (folder / FILE).exists() else None
+    return counts(stage_content(folder / FILE)) if (folder / FILE).exists() else None
+
+
+def stage_content(path: Path) -> Mapping[str, Any]:
+    """Return the content of a stage's file.
+
+    Raises:
+        DataError: it is damaged, or another file.
+    """
+    whole = content(path)
+    lines = whole.get("lines") if isinstance(whole, dict) and whole.keys() >= {"about", "model", "missing"} else None
+    parts = {"name", "family", "setting", "runs"}
+    if not lines or not all(isinstance(line, dict) and line.keys() >= parts and line["runs"] for line in lines):
+        hint = "restore it (git checkout), or delete it and make it again"
+        raise DataError(f"{path} is damaged: not the figures of a stage.\n  hint: {hint}")
+    return dict(whole)
 
 
 def run_figures(rows: Sequence[Row] | Any) -> dict[str, Any]:
@@ -113,25 +129,14 @@ def rounded(value: Any, digits: int = DIGITS) -> float:
 
 def machine(env: Mapping[str, Any]) -> dict[str, Any]:
     """Return what made the rows: device, number of processors and versions."""
-    wanted = (
-        "device",
-        "device_name",
-        "cpu",
-        "cpu_count",
-        "arithmetic",
-        "dequantized",
-        "python",
-        "torch",
-        "transformers",
-    )
-    wanted += ("commit",)
-    return {name: env[name] for name in wanted if env.get(name)}
+    hardware = ("device", "device_name", "cpu", "cpu_count", "arithmetic", "dequantized")
+    return {name: env[name] for name in (*hardware, "python", "torch", "transformers", "commit") if env.get(name)}
 
 
 def stage_markdown(whole: Mapping[str, Any]) -> str:
     """Return the table of a stage's file: a line for each setting, a column for each figure of each run."""
     names = list(dict.fromkeys(name for line in whole["lines"] for name in line["runs"]))
-    head, body = ["setting"], [[line["name"]] for line in whole["lines"]]
+    head, body = ["setting"], [[line["name"].replace("|", r"\|")] for line in whole["lines"]]
     for name in names:
         figures = [line["runs"].get(name, {}) for line in whole["lines"]]
         for key, title, write in COLUMNS:
@@ -139,7 +144,8 @@ def stage_markdown(whole: Mapping[str, Any]) -> str:
                 head.append(f"{name}: {title} (n = {max(figure.get('n', 0) for figure in figures)})")
                 for cells, figure in zip(body, figures, strict=True):
                     cells.append(write(figure[key]) if key in figure else "-")
-    text = f"{whole['about']}.\n\n" + "\n".join(markdown_table(head, body)) + "\n"
+    about = whole["about"]
+    text = f"{about[0].upper()}{about[1:]}.\n\n" + "\n".join(markdown_table(head, body)) + "\n"
     missing = whole["missing"]
     return text + (f"\nNot run: {', '.join(missing)}.\n" if missing else "")
 

@@ -7,19 +7,22 @@ model, whose file has no figures of single prompts, they are ordered where their
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from experiments.checks.rules import Block, check_documents
 from experiments.formats import which
 from experiments.formats.grid import TAILS, line_key
 from experiments.formats.which import LINES, bits, digits
-from experiments.real.fold import FILE, by_name, difference, short, stage_markdown, with_interval
+from experiments.real.fold import FILE, by_name, difference, short, stage_content, stage_markdown, with_interval
 from experiments.real.stages import EIGHT, OWN, RETRIEVAL, STAGES
-from experiments.stored import ROOT, content, load_result_json, markdown_table, some
+from experiments.stored import ROOT, load_result_json, markdown_table, some
+from kvbench.metrics import intervals
 
 FOLDER = ROOT / "results" / "smollm2"
 #: the same of the bundled model: outliers alone
@@ -48,12 +51,14 @@ PAIRS = (
     ("2 bits", "kivi int2 G32", "OSCAR int2", "own"),
 )
 Order = Literal["first", "second", "open"]
+#: in place of the sentences
+NO_PAIR = "None of the pairs has been measured yet: `python -m experiments.real kl --write` measures them."
 
 
 def stage_file(name: str, folder: Path = FOLDER) -> Line | None:
     """Return the content of a stage's file; None before it has been written."""
     path = folder / name / FILE
-    return content(path) if path.exists() else None
+    return stage_content(path) if path.exists() else None
 
 
 def order(low: float, high: float) -> Order:
@@ -140,7 +145,7 @@ def formats_table(whole: Line, tiny: Sequence[Line]) -> list[str]:
             out += [f"Exact tokens: {title}", "", *markdown_table(head, body), ""]
     base = by_name(whole, "fp16 | own").get("runs", {})
     known = [f"{short(base[column]['ppl'])} ({column})" for column in columns if column in base]
-    return [*out, f"fp16 has the perplexities {', '.join(known)}." if known else ""]
+    return [*out, f"fp16's perplexity: {', '.join(known)}." if known else ""]
 
 
 def readme_table(kl: Line, perplexity: Line, retrieval: Line | None) -> list[str]:
@@ -170,14 +175,16 @@ def readme_table(kl: Line, perplexity: Line, retrieval: Line | None) -> list[str
     return markdown_table(["", *(setting.name for setting in EIGHT)], body)
 
 
-def perplexity_text(own: Line, base: Line) -> str:
-    """Return a perplexity and, behind it, the paired difference to fp16's as a share."""
-    if own is base:
-        return f"{own['perplexity']['value']:.2f}"
-    mean, interval, _ = difference(own, base)  # of the mean negative log-likelihoods
-    low, high = interval or (mean, mean)
-    value = own["perplexity"]["value"]
-    return f"{value:.2f} (Δ {value * mean:+.2g} ±{value * max(mean - low, high - mean):.2g})"
+def perplexity_text(own: Line, base: Line | None) -> str:
+    """Return a perplexity and, behind it, its difference from fp16's, paired by window; alone without fp16's."""
+    shown = f"{own['perplexity']['value']:.2f}"
+    if base is None or own is base:
+        return shown
+    both = list(zip(own["samples"], base["samples"], strict=False))  # mean negative log-likelihoods of the windows
+    first, second = (math.exp(fmean(values)) for values in zip(*both, strict=True))
+    gap = first - second
+    low, high = intervals.centred(gap, [first * a - second * b for a, b in both]) or (gap, gap)
+    return f"{shown} (Δ {gap:+.2g} ±{max(gap - low, high - gap):.2g})"
 
 
 def sized(needle: Line) -> str:
@@ -211,7 +218,7 @@ def page_blocks(folder: Path = FOLDER) -> list[Block]:
     tiny = load_result_json(LINES)["lines"]
     if kl:
         blocks.append(Block(PAGE, "\n".join(formats_table(kl, tiny)), source, "real"))
-        words = sentences(kl, tiny) or ["No two of the compared formats have been measured yet."]
+        words = sentences(kl, tiny) or [NO_PAIR]
         blocks.append(Block(PAGE, "\n".join(words), source, "real-words"))
     if outliers:
         blocks.append(Block(PAGE, "\n".join(factors_table(outliers)), source, "outliers"))
@@ -259,11 +266,11 @@ def draw_formats(pyplot: Any, whole: Line, path: Path) -> None:
     pyplot.close(figure)
 
 
-def write_pages(folder: Path, write: bool) -> int:
+def write_pages(write: bool) -> int:
     """Print the tables, or write them into the documents and draw the plot; return the exit status."""
     blocks = page_blocks()
     if not blocks:
-        print(f"{folder} has no stage's file: python -m experiments.real eight --write", file=sys.stderr)
+        print(f"{FOLDER} has no stage's file: python -m experiments.real eight --write", file=sys.stderr)
         return 1
     if not write:
         print("\n\n".join(block.text for block in blocks if block.name))

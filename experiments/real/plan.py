@@ -120,7 +120,7 @@ PARTS = (
 )  # fmt: skip
 
 
-def plan_of(arguments: argparse.Namespace, limit: int | None, write: bool = False) -> Plan:
+def plan_of(arguments: argparse.Namespace, limit: int | None) -> Plan:
     """Return the choices of ``python -m experiments`` that a command line asks for."""
     folder = arguments.data_dir or default_folder()
     return Plan(
@@ -194,7 +194,7 @@ def plan_markdown() -> str:
         "",
         *markdown_table(head, body, "rllrrrrl"),
         "",
-        f"Together {hours:.0f} hours of two cores (at most {HOURS:.0f}) and {minutes:.0f} minutes of an H100; of these "
+        f"Together {hours:.0f} hours of two cores (at most {HOURS:.0f}) and {minutes:.0f} minutes of an H100; of these",
         f"{first:.0f} are the first {FIRST} parts, and who has {MINUTES:.0f} stops there.",
         "",
         *RULES.strip().splitlines(),

@@ -147,7 +147,7 @@ def retrieval(texts: Sequence[Text], number: int) -> Runs:
 STAGES = {
     stage.name: stage
     for stage in (
-        Stage("kl", "KL divergence of all formats by text and context", LINES, by_context, 8),
+        Stage("kl", "KL divergence of formats by text and context", LINES, by_context, 8),
         Stage("perplexity", "perplexity of eight settings", EIGHT, perplexities, 4),
         Stage("retrieval", "a needle in 2,048 tokens, and the bytes of the caches", EIGHT, retrieval, 16),
         Stage("outliers", "KL divergence of formats by the factor of outliers", FACTORED, by_factor, 8),

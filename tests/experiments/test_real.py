@@ -158,12 +158,83 @@ def test_tables_of_the_pages(capsys):
     assert column["KL from fp16, WikiText-2 1k (n = 4)"] == "1 ±0.13" and column["KV bytes, fp16's to them"] == (
         "1.00 MiB, 3.00x"
     )
-    assert "Δ +" in column["perplexity, WikiText-2 (n = 4)"] and len(cells[0]) == 1 + len(EIGHT)
+    # 38.67 less 23.34, each exp of a mean; not 38.67 times the difference of the means (19.5)
+    assert column["perplexity, WikiText-2 (n = 4)"].startswith("38.67 (Δ +15 ±") and len(cells[0]) == 1 + len(EIGHT)
     assert column["needle in 2,048 tokens, % (n = 4)"].startswith("75 ±")
     assert [row[1] for row in cells[2:]] == ["23.34", "0", "0", "0", "-", "-"]  # fp16
     outliers = {"lines": [{"name": "fp8 | open", "family": "engine", "runs": {
         f"factor {n}": {"kl": {"value": 0.1 * n}} for n in (1, 4)}}]}  # fmt: skip
     assert pages.factors_table(outliers)[-1] == "| fp8 | 0.1 | 0.4 | 4 |"
+
+
+def test_a_perplexity_has_the_paired_difference_of_the_two_and_stands_alone_without_fp16s():
+    base, own = ({"perplexity": {"value": 1.0}, "samples": values} for values in ([2.0, 3.0, 4.0], [2.1, 3.1, 4.1]))
+    far = {"perplexity": {"value": 1.0}, "samples": [2.1, 3.2, 4.0]}
+    text, further = pages.perplexity_text(own, base), pages.perplexity_text(far, base)
+    assert text.startswith("1.00 (Δ +2.1 ±") and further.startswith("1.00 (Δ +2.1 ±") and text != further
+    assert pages.perplexity_text(base, base) == pages.perplexity_text(own, None) == "1.00"
+
+
+def test_a_line_of_a_table_has_as_many_cells_as_its_head():
+    head, _, *body = fold.stage_markdown(kl_file(**{PAIR[0]: NOISE})).splitlines()[2:]
+    assert r"| int8 per token \| open |" in body[0]
+    assert {line.replace(r"\|", "").count("|") for line in (head, *body)} == {head.count("|")}
+
+
+def test_a_damaged_file_of_a_stage_is_named_with_the_remedy(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pages, "FOLDER", tmp_path)
+    monkeypatch.setattr(pages, "ROOT", tmp_path.parent)
+    monkeypatch.setattr(pages.page_blocks, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(pages.stage_file, "__defaults__", (tmp_path,))
+    place = tmp_path / "kl" / fold.FILE
+    place.parent.mkdir()
+    for text in ("{", "[]", "{}", '{"about": "KL", "model": "m", "missing": [], "lines": [{"name": "x"}]}'):
+        place.write_text(text)
+        assert real.main(["--pages"]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {place} is damaged") and "hint: restore it" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nosuch"], "no stage 'nosuch': eight, kl"),
+        (["kl", "--only", "kivi int4"], "no setting 'kivi int4': fp16 | own"),
+        (["eight", "--only", "nosuch"], "no setting 'nosuch'"),
+        (["items", "--items", "logquant/nosuch"], "no item 'logquant/nosuch' in the plan: logquant/table4"),
+        (["kl", "--items", "logquant/table4"], "--items needs the stage items"),
+        (["--limit", "0"], "0 is not a whole number of at least 1"),
+    ],
+)
+def test_a_name_that_no_stage_has_is_refused(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        real.main(words)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_folder_of_data_that_is_missing_is_refused_without_a_traceback(tmp_path, capsys):
+    assert real.main(["eight", "--data-dir", str(tmp_path / "none")]) == 2
+    said = capsys.readouterr().err
+    assert f"error: --data-dir={tmp_path / 'none'}: is not a folder" in said and "KVBENCH_DATA" in said
+
+
+def test_texts_are_pythons_where_wikitext_cannot_be_had_with_the_reason(monkeypatch, capsys):
+    monkeypatch.delenv("KVBENCH_DATA", raising=False)
+    monkeypatch.setattr(real, "identify", lambda run: ("", "the hub is out of reach"))
+    assert real.texts_of(argparse.Namespace(data_dir=None, model="tiny")) == [PYTHON]
+    assert "Python's own texts are read: the hub is out of reach" in capsys.readouterr().err
+
+
+def test_the_command_that_a_file_names_has_the_stage_and_the_texts_of_its_runs(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        measured, "make_table", lambda table, own, given: seen.append(table.fold.keywords["about"]) or 0
+    )
+    monkeypatch.setattr(real, "texts_of", lambda arguments: [replace(WIKI, path=None), PYTHON])
+    assert real.main(["eight", "--limit", "3"]) == 0 and real.main(["kl", "--short"]) == 0 and real.main(["kl"]) == 0
+    commands = ["eight --limit 3"] * 3 + ["kl --short --limit 8", "kl --limit 8"]
+    assert [about["command"] for about in seen] == [f"python -m experiments.real {text}" for text in commands]
+    assert [len(about["texts"]) for about in seen] == [1, 1, 1, 1, 2]
 
 
 def test_the_eight_settings_alone_are_those_of_the_readme():

@@ -13,7 +13,7 @@ import pytest
 from experiments import session, standin
 from experiments.__main__ import main
 from experiments.data import POINTS, Plan, columns_of, data_overrides, groups_of, runs_here
-from experiments.fold.cells import Verdict
+from experiments.fold.cells import Cell, Folded, Verdict
 from experiments.fold.figures import SPEEDS, flips, mean_divergence
 from experiments.fold.grid import fold_grid
 from experiments.fold.similarity import heat
@@ -50,6 +50,14 @@ def folder(tmp_path_factory):
     for name in ("test.raw.txt", "test.txt", "valid.txt"):
         (root / "wikitext2" / name).write_text(text, encoding="utf-8")
     return root
+
+
+def test_an_item_without_its_model_says_how_to_fetch_it():
+    item, here = items()["logquant/figure4"], Plan(models=("smollm2-135m-q4_1",), data="real")
+    for reason, fetched in (("model smollm2-135m-q4_1: its weights are not on this machine.", 1), ("no data", 0)):
+        folded = Folded([], [], [], [Cell("m", "row", "column", reason=reason)])
+        said = session.empty(item, folded, here)
+        assert reason in said and said.count("hint: python -m kvbench.fetch model=smollm2-135m-q4_1") == fetched
 
 
 @pytest.fixture
