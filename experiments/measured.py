@@ -58,7 +58,7 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """What tells the setting from all others of its table."""
+        """The key of the setting, unlike those of all others in its table."""
         return self.name
 
     @property
@@ -74,7 +74,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Stored:
-    """What the runs of a setting have done.
+    """Outcome of the runs of a setting.
 
     Args:
         rows: for each of its runs the rows by sample id; none for a run that has not begun, or cannot be made.

@@ -1,4 +1,4 @@
-"""Where the commands of this package write: below results/ and docs/ only with ``--write``, else to results/trials.
+"""Output folders of this package's commands: results/ and docs/ only with ``--write``, else results/trials.
 
 A table of fewer samples replaces one of more, and one without its picture one with it, only with ``--write
 --replace``; without, it is kept as a trial, and the command names what it has less of.
@@ -25,7 +25,7 @@ NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a command line says about writing.
+    """Options of a command line about writing.
 
     Args:
         write: True to write below results/ and docs/.

@@ -62,7 +62,7 @@ class Scale:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """What its cells say to the claims."""
+        """The outcomes of the claims, from the table's cells."""
         return claims_of(self.content)
 
     @property

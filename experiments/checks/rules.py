@@ -105,7 +105,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Block:
-    """What a program writes into a document: the lines between two marks, or the lines of all its tables.
+    """Generated part of a document: the lines between two marks, or the lines of all its tables.
 
     The marks are ``<!-- NAME:begin ... -->`` and ``<!-- NAME:end -->``.
 

@@ -1,4 +1,4 @@
-"""What README and docs/which-format.md say of a trained model: tables, and sentences that follow from them by a rule.
+"""Tables of a trained model in README and docs/which-format.md, and sentences that follow from them by a rule.
 
 The rule (:func:`order`): of two formats the one whose KL divergence is smaller is said to be closer to fp16 where the
 95 % interval of the paired difference over windows excludes 0; else they are said not to be told apart. Of the bundled

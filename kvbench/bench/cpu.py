@@ -69,7 +69,7 @@ def add_cpu_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, default=10.0,
         help="contenders are not run again after so many seconds (default: %(default)s); all rows, with both "
-        "instruction sets, one thread and all threads, then take about 10 minutes",
+        "instruction sets, one thread and all threads, then take about 20 minutes",
     )  # fmt: skip
     parser.add_argument(
         "--out",

@@ -94,7 +94,7 @@ class Captured:
 
     @property
     def stepping(self) -> str:
-        """How steps run, as a text for results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``.
+        """The form of the steps in results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``.
 
         If layers lie on several devices, the text begins with ``graph in 3 parts``, for example.
         """

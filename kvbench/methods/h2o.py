@@ -69,7 +69,7 @@ class H2O(ScoredMethod):
 
     @property
     def observe_group(self) -> Literal["mean", "sum", "apart"]:  # type: ignore[override]
-        """How attention of a KV head's query heads may be combined before the sum over all steps is complete."""
+        """Reduction of a step's attention over a KV head's query heads; ``max`` is taken of sums, so ``apart``."""
         return "apart" if self.group == "max" else self.group
 
     @property

@@ -15,7 +15,7 @@ RESTARTING = frozenset({"jamba"})
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What one layer stores of earlier tokens: keys and values, states of fixed size, both, or nothing.
+    """Kind of memory of one layer for earlier tokens: keys and values, states of fixed size, both, or none.
 
     Args:
         attends: True if it keeps keys and values.

@@ -90,9 +90,9 @@ def python() -> list[str]:
 
     The bundled model was not trained on them. Some installations of Python lack them (DataError).
     """
-    from kvbench.tasks.mini.text import library_documents
+    from kvbench.tasks.mini.text import python_documents
 
-    return [document.text for document in library_documents()]
+    return [document.text for document in python_documents()]
 
 
 #: functions that return the documents of a text, by its name

@@ -160,12 +160,12 @@ def test_the_command_writes_a_file_that_the_method_takes(tmp_path, monkeypatch, 
 
 def test_texts_that_need_no_file_leave_the_measured_ones_out():
     from kvbench.tasks.mini import Mini
-    from kvbench.tasks.mini.text import library_documents
+    from kvbench.tasks.mini.text import python_documents
 
     generated, sources = command.text_documents("mini"), command.text_documents("python")
     assert generated == command.text_documents("mini") and min(map(len, generated)) > 1000
     assert Mini(tasks="needle").sample("needle", 2048, 0).prompt not in "".join(generated)
-    measured = {document.text for document in library_documents()}
+    measured = {document.text for document in python_documents()}
     assert len(sources) > 50 and not measured & set(sources)
 
 

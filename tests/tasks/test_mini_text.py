@@ -14,7 +14,7 @@ from kvbench.tasks.mini.text import EXCLUDED, MODULES
 
 
 def test_documents_of_this_python():
-    computed = text.library_documents()
+    computed = text.python_documents()
     assert [d.name for d in computed] == ["topics", *MODULES]
     assert len(MODULES) >= 60
     assert len(set(MODULES)) == len(MODULES)
@@ -22,7 +22,7 @@ def test_documents_of_this_python():
     assert len(computed[0].text) > 100_000
     assert all(hashlib.sha256(d.text.encode()).hexdigest() == d.sha256 for d in computed)
     assert set(MODULES) < EXCLUDED
-    assert text.identity(computed) == text.identity(text.library_documents())
+    assert text.identity(computed) == text.identity(text.python_documents())
 
 
 def test_modules_that_became_packages_are_found(tmp_path):
@@ -33,12 +33,12 @@ def test_modules_that_became_packages_are_found(tmp_path):
         place = tmp_path / (name if name != "string.py" else "string/__init__.py")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(source)
-    assert text.library_documents(tmp_path) == text.library_documents()
+    assert text.python_documents(tmp_path) == text.python_documents()
 
 
 def test_missing_sources_are_explained(tmp_path):
     with pytest.raises(DataError, match=r"dataset\.path=FILE"):
-        text.library_documents(tmp_path)
+        text.python_documents(tmp_path)
 
 
 def test_a_text_of_ones_own(tmp_path):

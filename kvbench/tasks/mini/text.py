@@ -51,7 +51,7 @@ def _document(name: str, kind: str, text: str) -> LibraryText:
     return LibraryText(name, kind, text, hashlib.sha256(text.encode("utf-8")).hexdigest())
 
 
-def library_documents(library: Path | None = None) -> list[LibraryText]:
+def python_documents(library: Path | None = None) -> list[LibraryText]:
     """Read the texts of `mini_text` from the Python installation.
 
     First come all of Python's help texts as one document, then one document for each module that was kept out of the
