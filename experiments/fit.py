@@ -22,9 +22,12 @@ import numpy as np
 
 from experiments.checks.rules import Block, write_blocks
 from experiments.stored import ROOT, content, load_result_json, markdown_table
+from kvbench.fit import answer
 from kvbench.fit.answer import StepTimes, Wish
+from kvbench.fit.command import fit_rows
 from kvbench.fit.formats import FORMATS
 from kvbench.fit.model import FitModel, model_of, read_model
+from kvbench.fit.show import answer_sentence, interval_text
 from kvbench.profiling.roofline import KERNELS, gpu_named
 from kvbench.util import atomic
 
@@ -209,6 +212,38 @@ def error_table() -> str:
     return "\n".join(markdown_table(("points", "number", "lowest error", "highest error"), lines))
 
 
+#: what the page asks: model, card, GPUs, context, sequences, weights
+ASKED = (
+    ("llama3.1-8b", "rtx4090", 1, 32768, 1, None),
+    ("Qwen/Qwen3-14B", "rtx3090", 1, 32768, 1, "int4"),
+    ("mistral-7b", "l4", 1, 16384, 4, "fp8"),
+    ("llama3.1-8b", "h200", 1, 131072, 8, None),
+    ("Qwen/Qwen3-235B-A22B-FP8", "h200", 4, 32768, 16, "fp8"),
+    ("moonshotai/Kimi-K2-Thinking", "b200", 8, 131072, 8, "int4"),
+)
+
+
+def example_answers() -> str:
+    """Return the sentence and the formats that matter for the models and cards of :data:`ASKED`."""
+    models, lines = load_result_json("results/fit/vllm.json")["models"], []
+    for name, gpu, gpus, context, batch, weights in ASKED:
+        known = models.get(name)
+        model = model_of(name, known, None, weights) if known else read_model(name, weights)
+        wish = Wish(model, gpu_named(gpu), context, batch, gpus)
+        rows, _ = fit_rows(wish)
+        shown = [row for row in rows if row.format in ("fp16", "fp8", "q8_0", "int4_per_token_head")]
+        lines += ["", f"> {answer_sentence(wish, rows)}", ""]
+        lines += markdown_table(
+            ("format", "longest context", "largest batch", "cache, GiB a GPU", "TPOT, ms", "interval", "rests on"),
+            [
+                [row.format, f"{row.longest_context:,}", f"{row.largest_batch:,}", f"{row.cache_bytes / 2**30:.2f}"]
+                + [f"{1e3 * row.tpot_s:.3g}", interval_text(row), row.basis]
+                for row in shown
+            ],
+        )
+    return "\n".join(lines[1:])
+
+
 def fit_blocks() -> list[Block]:
     """Return what is written into documents."""
     logs_of, points_of = "results/fit/vllm.json", "results/h200 and results/fit/cards.json"
@@ -216,6 +251,7 @@ def fit_blocks() -> list[Block]:
         Block(README, log_table() + "\n", logs_of, "fit-logs"),
         Block(README, error_table() + "\n", points_of, "fit-errors"),
         Block(PAGE, error_table() + "\n", points_of, "fit-errors"),
+        Block(PAGE, example_answers() + "\n", "kvbench/fit/measured.json", "fit-answers"),
     ]
 
 
@@ -224,10 +260,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.fit", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"write {MEASURED.relative_to(ROOT)} and the documents")
     arguments = parser.parse_args(argv)
-    print(log_table(), error_table(), sep="\n\n")
+    print(log_table(), error_table(), example_answers(), sep="\n\n")
     if not arguments.write:
         return 0
     atomic.replace_file(MEASURED, (json.dumps(measured(), indent=1) + "\n").encode())
+    answer.measured.cache_clear()
     return write_blocks(fit_blocks())
 
 

@@ -172,7 +172,8 @@ def timed(wish: Wish, form: CacheFormat) -> tuple[float, float, float | None, Ba
 def fit_row(wish: Wish, form: CacheFormat, commands: Mapping[str, str | None]) -> FitRow:
     """Return what a format gives."""
     limit = wish.model.longest or MOST_CONTEXT
-    line = measured()["fidelity"]["lines"].get(form.line or "", {})
+    # what a format costs keys and values says nothing of a latent vector
+    line = {} if wish.model.latent else measured()["fidelity"]["lines"].get(form.line or "", {})
     expected, low, high, basis = timed(wish, form)
     return FitRow(
         format=form.name,

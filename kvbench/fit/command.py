@@ -41,7 +41,7 @@ def fit_parser() -> argparse.ArgumentParser:
     add("--context", type=tokens, metavar="N", help="tokens per sequence, such as 32k (default: 8k, or the model's)")
     add("--batch", type=positive_number, default=1, metavar="B", help="sequences at a time (default: 1)")
     add("--weights", choices=tuple(PRECISIONS), help="precision of the weights (default: the checkpoint's)")
-    add("--weights-gib", type=positive, metavar="GiB", help="size of the weights, where it cannot be counted")
+    add("--weights-gb", type=positive, metavar="GiB", help="size of the weights, where it cannot be counted")
     add("--memory-gb", type=positive, metavar="GiB", help="memory of the card that a program sees, for other sizes")
     add("--bandwidth-TBs", type=positive, metavar="TB/s", help="read bandwidth of a card that is not listed (--gpu own)")
     add("--utilization", type=_utilization, default=0.92, help="share of the memory to use (default: 0.92, vLLM's)")
@@ -116,7 +116,7 @@ def _answer(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         check_writable(str(arguments.plot), "--plot", file=True)
     card = card_of(arguments)
-    model = read_model(arguments.model, arguments.weights, arguments.weights_gib)
+    model = read_model(arguments.model, arguments.weights, arguments.weights_gb)
     engine = arguments.engine or ("llama.cpp" if model.gguf else None)
     context = arguments.context or min(8192, model.longest or 8192)
     if model.longest is not None and context > model.longest:
@@ -124,8 +124,7 @@ def _answer(arguments: argparse.Namespace) -> int:
         raise ConfigError("--context", context, problem, hint=f"--context {model.longest}")
     wish = Wish(model, card, context, arguments.batch, arguments.gpus, arguments.utilization)
     check_room(wish)
-    forms, left_out = suited(model, arguments.formats)
-    rows = [fit_row(wish, form, _commands(wish, form, arguments.weights)) for form in forms]
+    rows, left_out = fit_rows(wish, arguments.formats, arguments.weights == "fp8")
     sentence, notes = answer_sentence(wish, rows, engine), fit_notes(wish, rows, left_out)
     best = chosen(rows, engine)
     if arguments.json:
@@ -139,12 +138,24 @@ def _answer(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _commands(wish: Wish, form: CacheFormat, weights: str | None) -> dict[str, str | None]:
-    """Return the command of each engine, for what is asked for."""
-    cached = wish.batch * wish.model.cache_bytes(form.method, wish.context, wish.gpus)
-    static = min(0.95, 0.005 + (wish.weights + cached) / wish.gpu.usable)
-    at = Serving(wish.model.name, wish.context, wish.batch, wish.utilization, static, wish.gpus)
-    return {engine: command_of(engine, form, at, weights == "fp8") for engine in ENGINES}
+def fit_rows(
+    wish: Wish, names: Sequence[str] | None = None, runtime_fp8: bool = False
+) -> tuple[list[FitRow], dict[str, str]]:
+    """Return a row for each format that the model can have, and by name why others cannot.
+
+    `names` are the formats to compare, None for all; `runtime_fp8` is as for :func:`command_of`.
+
+    Raises:
+        ConfigError: a name is not one of a format.
+    """
+    forms, left_out = suited(wish.model, names)
+    rows = []
+    for form in forms:
+        cached = wish.batch * wish.model.cache_bytes(form.method, wish.context, wish.gpus)
+        static = min(0.95, 0.005 + (wish.weights + cached) / wish.gpu.usable)
+        at = Serving(wish.model.served, wish.context, wish.batch, wish.utilization, static, wish.gpus)
+        rows.append(fit_row(wish, form, {engine: command_of(engine, form, at, runtime_fp8) for engine in ENGINES}))
+    return rows, left_out
 
 
 def _figures(wish: Wish) -> dict[str, Any]:
@@ -155,5 +166,3 @@ def _figures(wish: Wish) -> dict[str, Any]:
     asked = {"context": wish.context, "batch": wish.batch, "weights": wish.model.precision.name}
     return {**shared, **asked, "memory": {**memory, "left": wish.room(wish.context, wish.batch)}}
 
-
-__all__ = ["FitRow", "main"]

@@ -17,6 +17,7 @@ from kvbench.models.gguf.convert import SAME
 from kvbench.models.gguf.header import Array, read_header
 from kvbench.models.gguf.place import is_gguf
 from kvbench.profiling.shape import Shape
+from kvbench.util.confdir import group_options, read_choice
 from kvbench.util.requirements import exists
 
 #: sizes that Gemma 3's configurations leave to transformers
@@ -59,6 +60,12 @@ class FitModel:
     cache: CacheShape | None
     latent: int = 0
     gguf: bool = False
+
+    @property
+    def served(self) -> str:
+        """Name by which engines find it: a preset's repository of the hub, else what the user typed."""
+        preset = group_options("model").get(self.name)
+        return str((read_choice(preset).get("hub_id") if preset else None) or self.name)
 
     @property
     def layers(self) -> int:
@@ -129,7 +136,12 @@ def read_model(name: str, weights: str | None = None, size_gib: float | None = N
     """
     size = None if size_gib is None else size_gib * 2**30
     if not is_gguf(name):
-        return model_of(name, numbers_of(name), size_gib, weights)
+        try:
+            numbers = numbers_of(name)
+        except ConfigError as error:  # the bench names its own option
+            hint = error.hint.replace("--model ", "")
+            raise ConfigError("MODEL", error.value, error.problem, allowed=error.allowed, hint=hint) from None
+        return model_of(name, numbers, size_gib, weights)
     if weights is not None:
         problem = "cannot change the weights of a GGUF file"
         raise ConfigError("--weights", weights, problem, hint="leave it out, or name the original checkpoint")
@@ -148,6 +160,7 @@ def model_of(
     flat = dict(flat_numbers(numbers))
     flat = {**DEFAULTS.get(str(flat.get("model_type")), {}), **flat}
     latent = int(flat["kv_lora_rank"]) + int(flat["qk_rope_head_dim"]) if flat.get("kv_lora_rank") else 0
+    cache = None if latent else CacheShape.of(flat)
     precision = PRECISIONS[weights] if weights else checkpoint_precision(flat, name)
     try:
         counted = Weights.of(flat)
@@ -156,7 +169,7 @@ def model_of(
             raise
         counted = None
     size = None if size_gib is None else size_gib * 2**30
-    return FitModel(name, flat, precision, counted, size, None if latent else CacheShape.of(flat), latent)
+    return FitModel(name, flat, precision, counted, size, cache, latent)
 
 
 def _gguf_numbers(name: str, size: float | None) -> tuple[dict[str, Any], float]:

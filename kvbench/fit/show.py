@@ -41,6 +41,12 @@ def answer_sentence(wish: Wish, rows: Sequence[FitRow], engine: str | None = Non
     return f"{what}: {why} ({at}; KL {row.kl:.2g} nats on {measured()['fidelity']['model']})."
 
 
+def interval_text(row: FitRow) -> str:
+    """Return the interval of a row's time in milliseconds; without an upper end where nothing was measured."""
+    low = f"{1e3 * row.tpot_low_s:.3g}"
+    return f"from {low}" if row.tpot_high_s is None else f"{low} to {1e3 * row.tpot_high_s:.3g}"
+
+
 def fit_table(rows: Sequence[FitRow]) -> str:
     """Return the table of all formats."""
     lines = [
@@ -51,9 +57,7 @@ def fit_table(rows: Sequence[FitRow]) -> str:
             row.largest_batch,
             row.cache_bytes / 2**30,
             1e3 * row.tpot_s,
-            f"from {1e3 * row.tpot_low_s:.3g}"
-            if row.tpot_high_s is None
-            else f"{1e3 * row.tpot_low_s:.3g} to {1e3 * row.tpot_high_s:.3g}",
+            interval_text(row),
             "-" if row.kl is None else f"{row.kl:.2g}",
             None if row.flips is None else 100 * row.flips,
             *("yes" if engine in row.flags else "-" for engine in ENGINES),

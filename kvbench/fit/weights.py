@@ -22,7 +22,7 @@ TIED = ("gemma", "cohere", "gpt2", "bloom", "falcon", "opt")
 #: bytes of the scale and the zero point of a group
 GROUP_BYTES = 4
 #: what to type where the weights of a model cannot be counted
-INSTEAD = "--weights-gib 12.5, the size of its files"
+INSTEAD = "--weights-gb 12.5, the size of its files"
 
 
 @dataclass(frozen=True)
