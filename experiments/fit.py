@@ -25,7 +25,7 @@ from experiments.stored import ROOT, content, load_result_json, markdown_table
 from kvbench.fit import answer
 from kvbench.fit.answer import StepTimes, Wish
 from kvbench.fit.command import fit_rows
-from kvbench.fit.formats import FORMATS
+from kvbench.fit.engines import FORMATS
 from kvbench.fit.model import FitModel, model_of, read_model
 from kvbench.fit.show import answer_sentence, interval_text
 from kvbench.profiling.roofline import KERNELS, gpu_named

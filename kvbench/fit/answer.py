@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.errors import KvbenchError
-from kvbench.fit.formats import CacheFormat
+from kvbench.fit.engines import CacheFormat
 from kvbench.fit.model import FitModel
 from kvbench.profiling.roofline import KERNELS, Gpu, live_elements
 
@@ -153,7 +153,7 @@ def greatest(fits: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def timed(wish: Wish, form: CacheFormat) -> tuple[float, float, float | None, Basis]:
+def step_time(wish: Wish, form: CacheFormat) -> tuple[float, float, float | None, Basis]:
     """Return the seconds of a step, their interval, and what they rest on."""
     model, known = wish.model, measured()["tpot"]
     weights = model.read_bytes(wish.batch) / wish.gpus
@@ -174,7 +174,7 @@ def fit_row(wish: Wish, form: CacheFormat, commands: Mapping[str, str | None]) -
     limit = wish.model.longest or MOST_CONTEXT
     # what a format costs keys and values says nothing of a latent vector
     line = {} if wish.model.latent else measured()["fidelity"]["lines"].get(form.line or "", {})
-    expected, low, high, basis = timed(wish, form)
+    expected, low, high, basis = step_time(wish, form)
     return FitRow(
         format=form.name,
         fits=wish.fits(form, wish.context, wish.batch),

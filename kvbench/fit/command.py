@@ -12,7 +12,7 @@ from typing import Any
 from kvbench.bench.choices import positive, positive_number, tokens
 from kvbench.errors import ConfigError
 from kvbench.fit.answer import FitRow, Wish, check_room, chosen, fit_row
-from kvbench.fit.formats import ENGINES, FORMATS, LATENT, CacheFormat, Serving, command_of
+from kvbench.fit.engines import ENGINES, FORMATS, LATENT, CacheFormat, Serving, command_of
 from kvbench.fit.model import FitModel, read_model
 from kvbench.fit.show import answer_sentence, draw_fit, fit_commands, fit_notes, fit_table
 from kvbench.fit.weights import PRECISIONS
@@ -43,7 +43,9 @@ def fit_parser() -> argparse.ArgumentParser:
     add("--weights", choices=tuple(PRECISIONS), help="precision of the weights (default: the checkpoint's)")
     add("--weights-gb", type=positive, metavar="GiB", help="size of the weights, where it cannot be counted")
     add("--memory-gb", type=positive, metavar="GiB", help="memory of the card that a program sees, for other sizes")
-    add("--bandwidth-TBs", type=positive, metavar="TB/s", help="read bandwidth of a card that is not listed (--gpu own)")
+    add(
+        "--bandwidth-TBs", type=positive, metavar="TB/s", help="read bandwidth of a card that is not listed (--gpu own)"
+    )
     add("--utilization", type=_utilization, default=0.92, help="share of the memory to use (default: 0.92, vLLM's)")
     add("--engine", choices=ENGINES, help="recommend only what this engine has (GGUF files: llama.cpp)")
     add("--formats", nargs="+", metavar="FORMAT", help=f"formats to compare (default: all): {', '.join(FORMATS)}")
@@ -165,4 +167,3 @@ def _figures(wish: Wish) -> dict[str, Any]:
     shared = {"model": wish.model.name, "gpu": wish.gpu.name, "gpus": wish.gpus}
     asked = {"context": wish.context, "batch": wish.batch, "weights": wish.model.precision.name}
     return {**shared, **asked, "memory": {**memory, "left": wish.room(wish.context, wish.batch)}}
-

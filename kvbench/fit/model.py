@@ -188,14 +188,17 @@ def _gguf_numbers(name: str, size: float | None) -> tuple[dict[str, Any], float]
         problem = f"gives its layers different sizes ({several[0]}), which are not read from GGUF files"
         raise ConfigError("MODEL", name, problem, hint="name its hub id or a folder with its config.json")
     window = given.pop("sliding_window")
-    numbers = {key: value for key, value in given.items() if value is not None and key not in ("experts", "rope_theta")}
-    head = header.keys.get(f"{kind}.attention.key_length")
+    skipped = ("experts", "rope_theta")
+    numbers: dict[str, Any] = {key: value for key, value in given.items() if not (value is None or key in skipped)}
+    head: Any = header.keys.get(f"{kind}.attention.key_length")
     numbers |= {"model_type": kind, "tie_word_embeddings": "output.weight" not in tensors}
     numbers |= {"vocab_size": tensors["token_embd.weight"].shape[1]} if "token_embd.weight" in tensors else {}
     if "kv_lora_rank" in numbers:
         rope = int(numbers["qk_rope_head_dim"])
-        wide = header.keys.get(f"{kind}.attention.key_length_mla") or head
-        value = header.keys.get(f"{kind}.attention.value_length_mla") or header.keys.get(f"{kind}.attention.value_length")
+        wide: Any = header.keys.get(f"{kind}.attention.key_length_mla") or head
+        value = header.keys.get(f"{kind}.attention.value_length_mla") or header.keys.get(
+            f"{kind}.attention.value_length"
+        )
         numbers |= {"qk_nope_head_dim": int(wide or 0) - rope, "v_head_dim": value}
         numbers.pop("head_dim", None)
     else:

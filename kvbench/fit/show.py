@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kvbench.bench.choices import short_count
 from kvbench.errors import ConfigError
-from kvbench.fit.answer import CLOSE, WORTH, FitRow, Wish, chosen, measured, timed
-from kvbench.fit.formats import ENGINES, FORMATS
+from kvbench.fit.answer import CLOSE, WORTH, FitRow, Wish, chosen, measured, step_time
+from kvbench.fit.engines import ENGINES, FORMATS
 from kvbench.util.requirements import installed
 from kvbench.util.table import render_table
 
@@ -81,8 +81,8 @@ def fit_notes(wish: Wish, rows: Sequence[FitRow], left_out: Mapping[str, str]) -
     low, high = known["elsewhere"]["error"]
     reasons = {
         "measured on this card": "kvbench's steps on this card; models left out of the fit are within its interval",
-        "measured on an H200, scaled": "kvbench's steps on an H200 with this card's bandwidth; published times of other "
-        f"cards were {100 * low:.0f} to {100 * high:+.0f} % off. An engine's own kernels may be slower",
+        "measured on an H200, scaled": "kvbench's steps on an H200 with this card's bandwidth; published times of "
+        f"other cards were {100 * low:.0f} to {100 * high:+.0f} % off. An engine's own kernels may be slower",
         "roofline only": "bandwidth and bytes: nothing like it was timed here",
     }
     for basis in dict.fromkeys(row.basis for row in rows):
@@ -127,7 +127,7 @@ def draw_fit(wish: Wish, rows: Sequence[FitRow], path: Path) -> None:
             length *= 2 ** (1 / _PER_OCTAVE)
         if row.longest_context:
             lengths.append(row.longest_context)
-            times = [1e3 * timed(replace(wish, context=at), FORMATS[row.format])[0] for at in lengths]
+            times = [1e3 * step_time(replace(wish, context=at), FORMATS[row.format])[0] for at in lengths]
             axes.plot(lengths, times, marker="o", markevery=[-1], label=row.format)
     axes.axvline(wish.context, color="grey", linewidth=0.8)
     axes.set_xscale("log", base=2)

@@ -69,7 +69,8 @@ def checkpoint_precision(numbers: Mapping[str, Any], name: str = "") -> Precisio
         return Precision(f"{by_name[1]} 4 bits", 4, 128) if by_name else PRECISIONS["bf16"]
     method = str(given.get("quant_method") or given.get("quant_algo") or "").lower()
     if method == "compressed-tensors":
-        group = next(iter((given.get("config_groups") or {}).values()), {}).get("weights") or {}
+        groups: Mapping[str, Any] = given.get("config_groups") or {"": {}}
+        group = next(iter(groups.values())).get("weights") or {}
         given = {"bits": group.get("num_bits"), "group_size": group.get("group_size")}
     if method in ("awq", "gptq", "compressed-tensors", "auto-round"):
         bits, size = given.get("bits") or given.get("w_bit") or 4, given.get("group_size")
@@ -164,7 +165,9 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 def _whole(numbers: Mapping[str, Any], key: str) -> int:
     value = numbers.get(key)
     if not isinstance(value, int) or value < 1:
-        raise ConfigError(f"model.{key}", value, "must be a whole number, 1 or greater", hint="complete its config.json")
+        raise ConfigError(
+            f"model.{key}", value, "must be a whole number, 1 or greater", hint="complete its config.json"
+        )
     return value
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from kvbench.bench.choices import shape_of
 from kvbench.errors import ConfigError
-from kvbench.fit.answer import Wish, chosen, greatest, timed
+from kvbench.fit.answer import Wish, chosen, greatest, step_time
 from kvbench.fit.command import fit_rows, main
-from kvbench.fit.formats import FORMATS
+from kvbench.fit.engines import FORMATS
 from kvbench.fit.model import FitModel, model_of, read_model
 from kvbench.profiling.roofline import gpu_named
 
@@ -111,11 +111,11 @@ def test_what_times_rest_on() -> None:
         "roofline only": replace(plain, gpus=2),
     }
     for expected, wish in basis.items():
-        seconds, low, high, shown = timed(wish, FORMATS["fp8"])
+        seconds, low, high, shown = step_time(wish, FORMATS["fp8"])
         assert shown == expected and low < seconds and (high is None) == (expected == "roofline only")
-    assert timed(replace(plain, model=model(GPT_OSS)), FORMATS["fp8"])[3] == "roofline only"
-    assert timed(plain, FORMATS["q5_1"])[3] == "roofline only"
-    assert timed(plain, FORMATS["fp16"])[0] == pytest.approx(5.26e-3, rel=0.05)  # docs/bytes-and-latency.md
+    assert step_time(replace(plain, model=model(GPT_OSS)), FORMATS["fp8"])[3] == "roofline only"
+    assert step_time(plain, FORMATS["q5_1"])[3] == "roofline only"
+    assert step_time(plain, FORMATS["fp16"])[0] == pytest.approx(5.26e-3, rel=0.05)  # docs/bytes-and-latency.md
 
 
 def test_the_choice() -> None:

@@ -1,4 +1,4 @@
-"""Predictions against what engines print and others publish (results/fit), and the package's file against its sources."""
+"""Predictions against what engines print and others publish (results/fit); the package's file against its sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from experiments import fit, llama_sizes
 from experiments.checks.rules import check_documents
-from kvbench.fit.formats import FORMATS
+from kvbench.fit.engines import FORMATS
 from kvbench.fit.model import model_of, read_model
 
 SIZES = json.loads((fit.ROOT / "results" / "fit" / "llamacpp.json").read_text(encoding="utf-8"))
