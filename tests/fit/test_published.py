@@ -11,6 +11,7 @@ import pytest
 
 from experiments import fit, llama_sizes
 from experiments.checks.rules import check_documents
+from experiments.formats.grid import ROWS
 from kvbench.fit.engines import FORMATS
 from kvbench.fit.model import model_of, read_model
 
@@ -52,6 +53,7 @@ def test_the_packages_file_and_the_documents_are_those_of_the_results() -> None:
     stored = json.loads(fit.MEASURED.read_text(encoding="utf-8"))
     made = fit.measured()
     assert stored["fidelity"] == made["fidelity"]
+    assert {form.line for form in FORMATS.values()} - {*ROWS} == {"q5_0, rotated | open"}  # a line that no grid has yet
     for part in ("tpot", "elsewhere"):
         for key, value in made[part].items():
             assert stored[part][key] == (pytest.approx(value, rel=1e-3) if not isinstance(value, str) else value)
