@@ -34,10 +34,11 @@ def answer_sentence(wish: Wish, rows: Sequence[FitRow], engine: str | None = Non
     what = f"Use {row.format} ({served}) for {asked} of {wish.model.name} on {card}"
     at = f"{1e3 * row.tpot_s:.3g} ms a token, {1 / row.tpot_s * wish.batch:.3g} tokens/s"
     if row.format == "fp16":
-        return f"{what}: it fits, is exact, and no close format is {WORTH:.0%} faster ({at})."
+        others = "what others lose was not measured" if row.kl is None else f"no close format is {WORTH:.0%} faster"
+        return f"{what}: it fits and is exact, and {others} ({at})."
     if row.kl is None:
         return f"{what}: it has the most bits of what fits ({at}); its loss was not measured."
-    why = "the fastest that is close to fp16" if row.kl <= CLOSE else "the closest to fp16 that fits"
+    why = "the engines' fastest that is close to fp16" if row.kl <= CLOSE else "the closest to fp16 that fits"
     return f"{what}: {why} ({at}; KL {row.kl:.2g} nats on {measured()['fidelity']['model']})."
 
 
