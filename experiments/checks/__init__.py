@@ -20,8 +20,10 @@ def all_rules() -> Iterator[Rule]:
     from experiments.checks.mini import mini_rules
     from experiments.checks.written import written_rules
     from experiments.efficiency.latency import latency_rules
+    from experiments.fit import fit_blocks
     from experiments.real.pages import page_blocks
 
     for rules in (h200_rules, h200_table_rules, mini_rules, format_rules, latency_rules, method_rules, written_rules):
         yield from rules()
     yield from page_blocks()
+    yield from fit_blocks()

@@ -30,6 +30,8 @@ READ_SHARE = 0.92
 #: share of the data sheet's dense bf16 rate that a large matmul is assumed to reach; measured on an H200 (718 of 989
 #: TFLOP/s)
 MATMUL_SHARE = 0.726
+#: share of the data sheet's memory that programs are assumed to see where no log of a driver is known
+USABLE_SHARE = 0.97
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Gpu:
             bandwidth: the memory pipeline has to fill and drain. The default was measured on an H200, where reads of 17
             to 268 MB take 2.2 to 2.6 us longer than at the bandwidth of a 4 GB read (three runs: ``ceiling`` in
             results/h200/whole); it is assumed for other GPUs too.
+        usable_gib: memory in GiB that the driver reports; None if not known.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Gpu:
     measured_read: float | None = None
     measured_matmul: float | None = None
     kernel_s: float = 2.3e-6
+    usable_gib: float | None = None
 
     @property
     def read(self) -> float:
@@ -72,6 +76,11 @@ class Gpu:
     def memory(self) -> float:
         """Memory in bytes according to the data sheet."""
         return self.memory_gib * 2**30
+
+    @property
+    def usable(self) -> float:
+        """Memory in bytes that programs see: what a driver reported, else 97% of the data sheet's."""
+        return 2**30 * (self.usable_gib or USABLE_SHARE * self.memory_gib)
 
     @property
     def ridge(self) -> float:
@@ -90,8 +99,10 @@ def _known_gpus() -> dict[str, Gpu]:
     table = yaml.safe_load(Path(__file__).with_name("gpus.yaml").read_text(encoding="utf-8"))
     gpus = {}
     for name, row in table.items():
-        rates = {f"measured_{key}": row[key] * _T for key in ("read", "matmul") if key in row}
-        gpus[name] = Gpu(name, row["memory_gib"], row["bandwidth_tb"] * _T, row["tflops"] * _T, **rates)
+        more = {f"measured_{key}": row[key] * _T for key in ("read", "matmul") if key in row}
+        more |= {"kernel_s": row["kernel_us"] * 1e-6} if "kernel_us" in row else {}
+        rates = row["bandwidth_tb"] * _T, row["tflops"] * _T
+        gpus[name] = Gpu(name, row["memory_gib"], *rates, usable_gib=row.get("usable_gib"), **more)
     return gpus
 
 
@@ -99,6 +110,14 @@ def _known_gpus() -> dict[str, Gpu]:
 GPUS = _known_gpus()
 #: short names of GPUs that come in several variants -> the most common variant
 ALIASES = {"a100": "a100-80gb"}
+
+
+def _spaced(name: str) -> str:
+    """Return a pattern for a name as its maker writes it: ``RTX 4070 ?ti ?super``, ``Apple m2 ?ultra``."""
+    maker = "RTX " if name[:3] == "rtx" else "Apple "
+    return maker + re.sub("(ti|super|pro|max|ultra)", r" ?\1", name.removeprefix("rtx"))
+
+
 #: patterns for the results of `torch.cuda.get_device_name` -> GPU; the first that matches counts
 _NAMES = (
     (r"RTX A6000", "a6000"),
@@ -113,7 +132,9 @@ _NAMES = (
     (r"T4\b", "t4"),
     (r"L4\b", "l4"),
     (r"A10\b", "a10"),
-    *((rf"RTX {name[3:]}$", name) for name in GPUS if name[:3] == "rtx"),  # to the end: Ti, SUPER, D and Laptop differ
+    (r"RTX PRO ?6000", "rtxpro6000"),
+    # to the end: Ti, SUPER, D and Laptop differ
+    *((f"{_spaced(name)}$", name) for name in GPUS if re.match(r"rtx\d|m\d", name)),
 )
 
 

@@ -315,9 +315,12 @@ def test_gpus_by_name():
         ("NVIDIA L4", "l4"),
         ("NVIDIA A10", "a10"),
         ("NVIDIA GB10", "gb10"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "rtx4070tisuper"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000"),
+        ("Apple M2 Ultra", "m2ultra"),
     ):
         assert gpu_of(name) is GPUS[known]
-    boards = ("4080 SUPER", "4090 Laptop GPU", "4090 D", "5090 D v2", "3080 Ti", "3080 Ti Laptop GPU", "5070 Ti")
+    boards = ("4080 SUPER", "4090 Laptop GPU", "4090 D", "5090 D v2", "3080 Ti", "3080 Ti Laptop GPU", "4070 Ti")
     for name in (*(f"NVIDIA GeForce RTX {board}" for board in boards), "NVIDIA L40", "NVIDIA A10G", "NVIDIA GB200"):
         assert gpu_of(name) is None, "its rates are others"
     for name, gpu in GPUS.items():
@@ -359,7 +362,8 @@ def test_figures_of_the_data_sheets():
     }
     measured = {name: (gpu.measured_read, gpu.measured_matmul) for name, gpu in GPUS.items() if gpu.measured_read}
     assert measured == {"h200": (pytest.approx(4.69e12), pytest.approx(718e12))}
-    assert {gpu.kernel_s for gpu in GPUS.values()} == {2.3e-6}
+    assert {gpu.kernel_s for name, gpu in GPUS.items() if name[0] != "m"} == {2.3e-6}
+    assert GPUS["h100"].usable == 79.19 * 2**30 and GPUS["l4"].usable == 0.97 * 24 * 2**30
 
 
 def test_rates_without_a_measurement_are_shares_of_the_data_sheets():
