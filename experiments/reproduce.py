@@ -193,6 +193,14 @@ def main(items: Sequence[Item], write: bool = False, again: bool = False) -> int
     return write_blocks([reproduce_block(items)], ROOT)
 
 
+def follow_results(plan: Plan) -> None:
+    """Write the generated part of docs/reproduce.md anew after items were kept below results."""
+    if plan.write and plan.out.resolve() == ROOT / "results":
+        from experiments.registry import items
+
+        main(list(items().values()), write=True)
+
+
 def reproduce_block(items: Sequence[Item]) -> Block:
     """Return the generated part of docs/reproduce.md."""
     text = page(items, ROOT / "results", stored_predictions())

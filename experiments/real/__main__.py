@@ -24,7 +24,7 @@ from experiments import measured
 from experiments.place import positive
 from experiments.real import fold
 from experiments.real.files import MODEL, default_folder, digest_of, paths_in
-from experiments.real.stages import EIGHT, OWN, PYTHON, STAGES, Stage, Text
+from experiments.real.stages import EIGHT, PYTHON, STAGES, Stage, Text, is_named, line_name
 from experiments.runs import Run, identify
 from kvbench.util.door import enter, reporting
 
@@ -70,8 +70,9 @@ def check_chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
                 f"no item {name!r} in the plan: {', '.join(planned)}; `python -m experiments` lists all others"
             )
     stages = STAGES if {"eight", "all"}.intersection(arguments.stages) else arguments.stages
-    known = [setting.key for name in stages if name in STAGES for setting in STAGES[name].settings]
-    measured.check_names(parser, arguments.only, list(dict.fromkeys(known)))
+    settings = [setting for name in stages if name in STAGES for setting in STAGES[name].settings]
+    known = [one.name for one in EIGHT if any(is_named(setting, (one.name,)) for setting in settings)]
+    measured.check_names(parser, arguments.only, list(dict.fromkeys([*known, *(one.key for one in settings)])))
 
 
 CHOICES = ("eight", *STAGES, "items", "floors", "all")
@@ -93,7 +94,7 @@ def stage_settings(stage: Stage, small: bool) -> Stage:
     """Return a stage with the settings of README's table alone, if `small`."""
     if not small or stage.settings is EIGHT:
         return stage
-    names = {OWN.get(one.name, f"{one.name} | own") for one in EIGHT}
+    names = {line_name(one.name) for one in EIGHT}
     return replace(stage, settings=tuple(setting for setting in stage.settings if setting.name in names))
 
 
@@ -106,14 +107,15 @@ def make_stage(
     """
     number = arguments.limit or stage.number
     texts = texts[:1] if arguments.short else texts
-    short = " --short" if arguments.short and name == stage.name else ""
+    more = "" if arguments.model == MODEL else f" --model {arguments.model}"
+    more += " --short" if arguments.short and name == stage.name else ""
     runs = dict(list(stage.data(texts, number).items())[: 1 if arguments.short else None])
-    known = [setting for setting in stage.settings if not arguments.only or setting.key in arguments.only]
+    known = [setting for setting in stage.settings if not arguments.only or is_named(setting, arguments.only)]
     own = argparse.Namespace(**{**vars(arguments), "chosen": known, "only": [], "out": arguments.out / stage.name})
     about = {
         "model": arguments.model,
         "texts": [{"name": text.name, "sha256": text.path and digest_of(Path(text.path))} for text in texts],
-        "command": f"python -m experiments.real {name}{short} --limit {number}",
+        "command": f"python -m experiments.real {name}{more} --limit {number}",
         "data": {name: list(map(without_paths, options)) for name, options in runs.items()},
     }
     table = measured.Table(
@@ -143,6 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from experiments.real.pages import write_pages
 
         return write_pages(arguments.write)
+    measured.check_chosen_machine(arguments)
     status = 0
     for name in arguments.stages:
         status |= _make(name, given, arguments)

@@ -20,7 +20,7 @@ from experiments.formats import which
 from experiments.formats.grid import TAILS, line_key
 from experiments.formats.which import LINES, bits, digits
 from experiments.real.fold import FILE, by_name, difference, short, stage_content, stage_markdown, with_interval
-from experiments.real.stages import EIGHT, OWN, RETRIEVAL, STAGES
+from experiments.real.stages import EIGHT, RETRIEVAL, STAGES, line_name
 from experiments.stored import ROOT, load_result_json, markdown_table, some
 from kvbench.metrics import intervals
 
@@ -151,7 +151,7 @@ def formats_table(whole: Line, tiny: Sequence[Line]) -> list[str]:
 def readme_table(kl: Line, perplexity: Line, retrieval: Line | None) -> list[str]:
     """Return README's second table: a column for each of the eight settings, a line for each figure that is known."""
     column, wanted = column_of(kl), next(iter(perplexity["lines"][0]["runs"]))
-    divergences = [by_name(kl, OWN.get(one.name, f"{one.name} | own")).get("runs", {}).get(column) for one in EIGHT]
+    divergences = [by_name(kl, line_name(one.name)).get("runs", {}).get(column) for one in EIGHT]
     losses = [by_name(perplexity, one.name).get("runs", {}).get(wanted) for one in EIGHT]
     needles = [by_name(retrieval or {"lines": []}, one.name).get("runs", {}).get(RETRIEVAL) for one in EIGHT]
     base = losses[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import measured, reproduce
+from experiments import measured, reproduce, session
 from experiments.data import Plan
 from experiments.fold.grid import Source, fold_grid
 from experiments.formats.grid import ROWS
@@ -17,11 +17,12 @@ from experiments.formats.which import LINES as TINY_LINES
 from experiments.measured import Stored
 from experiments.real import __main__ as real
 from experiments.real import files, floors, fold, pages, plan
-from experiments.real.stages import EIGHT, FACTORED, FACTORS, LINES, OWN, PYTHON, STAGES, Text
+from experiments.real.stages import EIGHT, FACTORED, FACTORS, LINES, PYTHON, STAGES, Text, is_named, line_name
 from experiments.registry import items
 from experiments.runs import RunOutcome, composed
 from experiments.stored import load_result_json
 from kvbench.config.run_config import checked_config
+from kvbench.config.setting import parse_setting
 from kvbench.tasks.base import Sample
 
 WIKI = Text("WikiText-2", "perplexity/wikitext2", "/data/wikitext2/test.raw.txt")
@@ -86,7 +87,7 @@ def test_pairs_are_lines_of_the_table_and_of_the_bundled_models():
     known = {setting.key for setting in LINES}
     for _, one, two, tail in pages.PAIRS:
         assert {f"{one} | {tail}", f"{two} | {tail}"} <= known and one != two
-    assert {OWN.get(one.name, f"{one.name} | own") for one in EIGHT} <= known
+    assert {line_name(one.name) for one in EIGHT} <= known
     tiny = load_result_json(TINY_LINES)["lines"]
     assert {f"{row['name']} | {row['tail']}" for row in tiny} == set(ROWS) < known
     assert FACTORED[0].key == "fp16 | own" and len(FACTORED) == 13
@@ -141,7 +142,7 @@ def test_tables_of_the_pages(capsys):
     text = "\n".join(pages.formats_table(whole, tiny))
     assert "| int8 per token | 8 | 1 ±0.13 |" in text and "| nvfp4 |" in text and "64 first and 256 newest" in text
     assert "KL, WikiText-2 1k (n = 4)" in text
-    kl = kl_file(**{OWN["kivi int4"]: NOISE})
+    kl = kl_file(**{line_name("kivi int4"): NOISE})
     nll = [{"id": str(i), "nll": {"sum": 3.0 + 0.1 * i, "n": 1}} for i in range(4)]
     worse = [{"id": str(i), "nll": {"sum": 3.5 + 0.1 * i + 0.01 * (i % 2), "n": 1}} for i in range(4)]
     both = {"fp16": nll, "kivi int4": worse}
@@ -199,7 +200,7 @@ def test_a_damaged_file_of_a_stage_is_named_with_the_remedy(tmp_path, monkeypatc
     ("words", "said"),
     [
         (["nosuch"], "no stage 'nosuch': eight, kl"),
-        (["kl", "--only", "kivi int4"], "no setting 'kivi int4': fp16 | own"),
+        (["outliers", "--only", "kivi int4"], "no setting 'kivi int4': fp16, fp8, nvfp4, fp16 | own"),
         (["eight", "--only", "nosuch"], "no setting 'nosuch'"),
         (["items", "--items", "logquant/nosuch"], "no item 'logquant/nosuch' in the plan: logquant/table4"),
         (["kl", "--items", "logquant/table4"], "--items needs the stage items"),
@@ -213,7 +214,7 @@ def test_a_name_that_no_stage_has_is_refused(words, said, capsys):
 
 
 def test_a_folder_of_data_that_is_missing_is_refused_without_a_traceback(tmp_path, capsys):
-    assert real.main(["eight", "--data-dir", str(tmp_path / "none")]) == 2
+    assert real.main(["eight", "--model", "tiny", "--data-dir", str(tmp_path / "none")]) == 2
     said = capsys.readouterr().err
     assert f"error: --data-dir={tmp_path / 'none'}: is not a folder" in said and "KVBENCH_DATA" in said
 
@@ -231,8 +232,10 @@ def test_the_command_that_a_file_names_has_the_stage_and_the_texts_of_its_runs(t
         measured, "make_table", lambda table, own, given: seen.append(table.fold.keywords["about"]) or 0
     )
     monkeypatch.setattr(real, "texts_of", lambda arguments: [replace(WIKI, path=None), PYTHON])
-    assert real.main(["eight", "--limit", "3"]) == 0 and real.main(["kl", "--short"]) == 0 and real.main(["kl"]) == 0
-    commands = ["eight --limit 3"] * 3 + ["kl --short --limit 8", "kl --limit 8"]
+    monkeypatch.setattr(measured, "check_chosen_machine", lambda arguments: None)
+    for words in (["eight", "--limit", "3"], ["kl", "--short"], ["kl", "--model", "tiny"]):
+        assert real.main(words) == 0
+    commands = ["eight --limit 3"] * 3 + ["kl --short --limit 8", "kl --model tiny --limit 8"]
     assert [about["command"] for about in seen] == [f"python -m experiments.real {text}" for text in commands]
     assert [len(about["texts"]) for about in seen] == [1, 1, 1, 1, 2]
 
@@ -242,6 +245,40 @@ def test_the_eight_settings_alone_are_those_of_the_readme():
     assert len(stage.settings) == len(EIGHT) and stage.settings[0].name == "fp16 | own"
     assert real.stage_settings(STAGES["kl"], small=False) is STAGES["kl"]
     assert real.stage_settings(STAGES["perplexity"], small=True).settings == EIGHT
+
+
+def test_a_setting_of_the_readme_is_chosen_by_either_name_in_all_of_its_stages():
+    for one in EIGHT:
+        for name in (one.name, line_name(one.name)):
+            for stage in ("kl", "perplexity", "retrieval"):
+                (chosen,) = [setting for setting in STAGES[stage].settings if is_named(setting, [name])]
+                assert parse_setting(chosen.setting).load() == parse_setting(one.setting).load()
+            assert real.parse_real_options(["eight", "--only", name]).only == [name]
+    assert [one.key for one in LINES if is_named(one, ["kivi int4 G32 | open"])] == ["kivi int4 G32 | open"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "nosuch"], "error: model=nosuch: no such model."),
+        (["--device", "gpu"], "error: runtime.device=gpu: is not a known device."),
+        (["perplexity", "--model", "./nosuch"], "error: "),
+    ],
+)
+def test_a_model_or_a_device_that_nothing_can_have_is_named_once(words, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(measured, "execute", lambda run: pytest.fail("a run was begun"))
+    assert real.main([*words, "--runs", str(tmp_path)]) in (1, 2)
+    out, err = capsys.readouterr()
+    assert err.startswith(said) and err.count("error:") == 1 and out == ""
+
+
+def test_kept_items_bring_the_page_of_all_items_up_to_date(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(reproduce, "main", lambda items, write: kept.append(write))
+    monkeypatch.setattr(session, "make_items", lambda *rest: 0)
+    words = ["items", "--items", "logquant/table4", "--model", "tiny", "--prompts", "1"]
+    assert real.main(words) == 0 and kept == []
+    assert real.main([*words, "--write"]) == 0 and kept == [True]
 
 
 def test_the_command_runs_its_stages_and_children_one_stage(tmp_path, monkeypatch, capsys):
