@@ -42,6 +42,8 @@ from kvbench.util import atomic
 TINY = "tiny"
 #: default of ``--out`` in words, where it depends on the model
 BY_MODEL = "below results/, by model"
+#: data that fit into the context of any model
+SHORTEST = ("dataset=perplexity/mini_text", "dataset.window=16")
 Rows = Mapping[str, Row]
 
 
@@ -265,9 +267,8 @@ def check_chosen_machine(arguments: argparse.Namespace) -> None:
 
     Weights and device need not be here to fold what has been run.
     """
-    checked = checked_config(
-        composed(("method=fp16", f"model={arguments.model}", f"runtime.device={arguments.device}"))
-    )
+    place = (f"model={arguments.model}", f"runtime.device={arguments.device}")
+    checked = checked_config(composed(("method=fp16", *place, *SHORTEST)))
     if not arguments.fold_only:
         check_here(checked)
         locate(checked.model)

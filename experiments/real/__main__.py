@@ -1,11 +1,12 @@
 """``python -m experiments.real [STAGE ...]``: a trained model on real text, stage by stage, into results/smollm2.
 
 Stages: ``kl`` (all formats), ``perplexity``, ``retrieval`` (with bytes), ``outliers`` and ``items`` (the papers' tables
-and figures with ``--data real``); ``floors`` compares fp16 with empty and with random answers. ``eight`` is what
-README's second table shows of ``kl``, ``perplexity`` and ``retrieval``; ``all`` is the plan, part by part. The same
-command goes on where it stopped; ``--fold-only`` writes the files of what is there, ``--pages`` the tables of README
-and docs/which-format.md from the files. WikiText-2 and the papers' data come from ``--data-dir`` (default:
-KVBENCH_DATA) or the hub; without either, the texts that come with Python are read, and every table says so.
+and figures with ``--data real``); ``floors`` compares fp16 with empty and with random answers, ``weights`` the model's
+weights with those that they were rounded from, where these can be had. ``eight`` is what README's second table shows of
+``kl``, ``perplexity`` and ``retrieval``; ``all`` is the plan, part by part. The same command goes on where it stopped;
+``--fold-only`` writes the files of what is there, ``--pages`` the tables of README and docs/which-format.md from them.
+WikiText-2 and the papers' data come from ``--data-dir`` (default: KVBENCH_DATA) or the hub; without either, the texts
+that come with Python are read, and every table says so.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def parse_real_options(given: Sequence[str]) -> argparse.Namespace:
     add("--items", nargs="+", default=[], metavar="ITEM", help="of the stage items: which (default: those of the plan)")
     add("--prompts", type=positive, metavar="N", help="of items and floors: samples per data set (default: the plan's)")
     add("--short", action="store_true", help="the first text and context of a stage alone (eight has no others)")
+    add("--against", metavar="MODEL", help="of weights: the model whose weights were rounded (default: the preset's)")
     add("--minutes", type=float, metavar="N", help="of the stage all: begin no further part after so many")
     arguments = parser.parse_args(given)
     arguments.stages = arguments.stages or ["eight"]
@@ -75,7 +77,7 @@ def check_chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
     measured.check_names(parser, arguments.only, list(dict.fromkeys([*known, *(one.key for one in settings)])))
 
 
-CHOICES = ("eight", *STAGES, "items", "floors", "all")
+CHOICES = ("eight", *STAGES, "weights", "items", "floors", "all")
 
 
 def texts_of(arguments: argparse.Namespace) -> list[Text]:
@@ -98,33 +100,43 @@ def stage_settings(stage: Stage, small: bool) -> Stage:
     return replace(stage, settings=tuple(setting for setting in stage.settings if setting.name in names))
 
 
-def make_stage(
-    stage: Stage, texts: Sequence[Text], given: Sequence[str], arguments: argparse.Namespace, name: str
-) -> int:
-    """Run what is missing of a stage, write its file, and return the exit status.
+def chosen_runs(
+    name: str, stage: Stage, texts: Sequence[Text], arguments: argparse.Namespace
+) -> tuple[dict[str, Sequence[str]], dict[str, Any]]:
+    """Return the data of a stage's runs, and what its file says of them: model, texts with their digests, command.
 
-    `given` is the command line of this stage alone, and `name` the stage that was asked for, which may be several.
+    `name` is the stage that was asked for, which may be several.
     """
     number = arguments.limit or stage.number
     texts = texts[:1] if arguments.short else texts
+    runs = dict(list(stage.data(texts, number).items())[: 1 if arguments.short else None])
     more = "" if arguments.model == MODEL else f" --model {arguments.model}"
     more += " --short" if arguments.short and name == stage.name else ""
-    runs = dict(list(stage.data(texts, number).items())[: 1 if arguments.short else None])
-    known = [setting for setting in stage.settings if not arguments.only or is_named(setting, arguments.only)]
-    own = argparse.Namespace(**{**vars(arguments), "chosen": known, "only": [], "out": arguments.out / stage.name})
-    about = {
+    return runs, {
         "model": arguments.model,
         "texts": [{"name": text.name, "sha256": text.path and digest_of(Path(text.path))} for text in texts],
         "command": f"python -m experiments.real {name}{more} --limit {number}",
         "data": {name: list(map(without_paths, options)) for name, options in runs.items()},
     }
+
+
+def make_stage(
+    stage: Stage, texts: Sequence[Text], given: Sequence[str], arguments: argparse.Namespace, name: str
+) -> int:
+    """Run what is missing of a stage, write its file, and return the exit status.
+
+    `given` is the command line of this stage alone, and `name` the stage that was asked for.
+    """
+    runs, about = chosen_runs(name, stage, texts, arguments)
+    known = [setting for setting in stage.settings if not arguments.only or is_named(setting, arguments.only)]
+    own = argparse.Namespace(**{**vars(arguments), "chosen": known, "only": [], "out": arguments.out / stage.name})
     table = measured.Table(
         "experiments.real",
         lambda _: runs,
         partial(fold.fold_stage, stage=stage, about=about),
         fold.counts_before,
     )
-    return measured.make_table(table, own, [*given, "--limit", str(number)])
+    return measured.make_table(table, own, [*given, "--limit", str(arguments.limit or stage.number)])
 
 
 def without_paths(text: str) -> str:
@@ -153,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _make(name: str, given: Sequence[str], arguments: argparse.Namespace) -> int:
-    from experiments.real import floors, plan
+    from experiments.real import floors, plan, weights
 
     if name == "items":
         return plan.make_items(arguments)
@@ -166,6 +178,9 @@ def _make(name: str, given: Sequence[str], arguments: argparse.Namespace) -> int
             return _make(stage, given, argparse.Namespace(**{**vars(arguments), **sized}))
 
         return plan.make_parts(arguments, make)
+    if name == "weights":
+        stage = weights.weights_stage(arguments.model, arguments.against)
+        return weights.make_weights(stage, *chosen_runs(name, stage, texts_of(arguments), arguments), arguments)
     small = name == "eight"
     names = ("perplexity", "kl", "retrieval") if small else (name,)
     texts, status = texts_of(arguments), 0
