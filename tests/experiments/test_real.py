@@ -16,7 +16,7 @@ from experiments.formats.grid import ROWS
 from experiments.formats.which import LINES as TINY_LINES
 from experiments.measured import Stored
 from experiments.real import __main__ as real
-from experiments.real import files, floors, fold, pages, plan
+from experiments.real import files, floors, fold, pages, plan, sentences
 from experiments.real.stages import EIGHT, FACTORED, FACTORS, LINES, PYTHON, STAGES, Text, is_named, line_name
 from experiments.registry import items
 from experiments.runs import RunOutcome, composed
@@ -24,68 +24,14 @@ from experiments.stored import load_result_json
 from kvbench.config.run_config import checked_config
 from kvbench.config.setting import parse_setting
 from kvbench.tasks.base import Sample
+from tests.experiments.test_real_sentences import COLUMN, NOISE, PAIR, fidelity_row, kl_file
 
 WIKI = Text("WikiText-2", "perplexity/wikitext2", "/data/wikitext2/test.raw.txt")
-COLUMN = "WikiText-2 1k"
-
-
-def fidelity_row(number, klds, other=()):
-    part = {
-        "kld": klds,
-        "other_top": list(other),
-        "mode": "decode",
-        "nll": [2.0] * len(klds),
-        "nll_base": [1.0] * len(klds),
-    }
-    return {"id": f"w/{number}", "fidelity": part}
-
-
-def line(name, values, family="engine"):
-    rows = [fidelity_row(number, [value, value]) for number, value in enumerate(values)]
-    return {"name": name, "family": family, "setting": "engine:format=fp8", "runs": {COLUMN: fold.run_figures(rows)}}
-
-
-def kl_file(**values):
-    lines = [line(name, own) for name, own in values.items()]
-    return {"about": "KL", "model": "m", "missing": [], "lines": lines}
-
-
-NOISE = (0.9, 1.0, 1.1, 1.0)
-PAIR = ("int8 per token | open", "fp8 | open")
-
-
-def said(first, second, tiny=()):
-    whole = kl_file(**{name: [scale * x for x in NOISE] for name, scale in zip(PAIR, (first, second), strict=True)})
-    (sentence,) = pages.sentences(whole, tiny)
-    return sentence
-
-
-def small(first, second):
-    return [
-        {"name": key.partition(" | ")[0], "tail": "open", "kld": {"mean": mean, "low": 0.9 * mean, "high": 1.1 * mean}}
-        for key, mean in zip(PAIR, (first, second), strict=True)
-    ]
-
-
-def test_sentences_follow_from_the_paired_interval_and_turn_with_its_sign():
-    assert "`int8 per token` is closer to fp16 than `fp8`: KL 0.001 against 0.01 " in said(0.001, 0.01)
-    assert "`fp8` is closer to fp16 than `int8 per token`: KL 0.001 against 0.01 " in said(0.01, 0.001)
-    noisy = kl_file(**{PAIR[0]: [1.0, 3.0, 1.0, 3.0], PAIR[1]: [3.0, 1.0, 3.1, 1.0]})
-    assert "cannot be told apart" in pages.sentences(noisy, ())[0]
-    # the intervals of the two overlap, their paired difference does not
-    shifted = kl_file(**{PAIR[0]: [1.0, 2.0, 3.0], PAIR[1]: [1.1, 2.1, 3.11]})
-    assert "`int8 per token` is closer" in pages.sentences(shifted, ())[0]
-
-
-def test_sentences_name_where_the_bundled_model_says_otherwise():
-    assert "`tiny` says otherwise: there `fp8` is closer." in said(0.001, 0.01, small(0.02, 0.01))
-    assert "`tiny` does not tell them apart." in said(0.001, 0.01, small(0.01, 0.011))
-    assert "tiny" not in said(0.001, 0.01, small(0.001, 0.01)) and "tiny" not in said(0.001, 0.01)
 
 
 def test_pairs_are_lines_of_the_table_and_of_the_bundled_models():
     known = {setting.key for setting in LINES}
-    for _, one, two, tail in pages.PAIRS:
+    for _, one, two, tail in sentences.PAIRS:
         assert {f"{one} | {tail}", f"{two} | {tail}"} <= known and one != two
     assert {line_name(one.name) for one in EIGHT} <= known
     tiny = load_result_json(TINY_LINES)["lines"]
@@ -98,6 +44,8 @@ def test_figures_of_a_run_are_those_of_its_tokens_and_windows():
     assert figures["kl"]["value"] == pytest.approx(0.2) and figures["flips"]["value"] == pytest.approx(1 / 3, rel=1e-4)
     assert figures["samples"] == [0.2, 0.2] and figures["tokens"] == 3 and "bytes" not in figures
     assert figures["ppl"] == pytest.approx(7.3891, rel=1e-4) and figures["ppl_fp16"] == pytest.approx(2.7183, rel=1e-4)
+    lost = fold.run_figures([fidelity_row(0, [0.1], loss=0.5), fidelity_row(1, [0.1, 0.1, 0.1], loss=0.1)])["loss"]
+    assert lost["value"] == pytest.approx(0.2) and lost["low"] < 0.2 < lost["high"]
     nll = fold.run_figures([{"id": "a", "nll": {"sum": 6.0, "n": 3}}, {"id": "b", "nll": {"sum": 2.0, "n": 2}}])
     assert nll["perplexity"]["value"] == pytest.approx(4.4817, rel=1e-4) and nll["samples"] == [2.0, 1.0]
     bill = {"used": {"total": 100}, "fp16_equivalent": 400}
@@ -136,12 +84,7 @@ def test_every_run_of_every_stage_is_one_that_kvbench_takes():
     assert "model.outliers=first_last:factor:16" in factors["factor 16"]
 
 
-def test_tables_of_the_pages(capsys):
-    tiny = small(0.02, 0.01)
-    whole = kl_file(**{PAIR[0]: NOISE, PAIR[1]: [2 * x for x in NOISE], "nvfp4 | wide": NOISE})
-    text = "\n".join(pages.formats_table(whole, tiny))
-    assert "| int8 per token | 8 | 1 ±0.13 |" in text and "| nvfp4 |" in text and "64 first and 256 newest" in text
-    assert "KL, WikiText-2 1k (n = 4)" in text
+def test_the_readmes_table():
     kl = kl_file(**{line_name("kivi int4"): NOISE})
     nll = [{"id": str(i), "nll": {"sum": 3.0 + 0.1 * i, "n": 1}} for i in range(4)]
     worse = [{"id": str(i), "nll": {"sum": 3.5 + 0.1 * i + 0.01 * (i % 2), "n": 1}} for i in range(4)]
@@ -163,9 +106,6 @@ def test_tables_of_the_pages(capsys):
     assert column["perplexity, WikiText-2 (n = 4)"].startswith("38.67 (Δ +15 ±") and len(cells[0]) == 1 + len(EIGHT)
     assert column["needle in 2,048 tokens, % (n = 4)"].startswith("75 ±")
     assert [row[1] for row in cells[2:]] == ["23.34", "0", "0", "0", "-", "-"]  # fp16
-    outliers = {"lines": [{"name": "fp8 | open", "family": "engine", "runs": {
-        f"factor {n}": {"kl": {"value": 0.1 * n}} for n in (1, 4)}}]}  # fmt: skip
-    assert pages.factors_table(outliers)[-1] == "| fp8 | 0.1 | 0.4 | 4 |"
 
 
 def test_a_perplexity_has_the_paired_difference_of_the_two_and_stands_alone_without_fp16s():
