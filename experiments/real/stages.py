@@ -66,6 +66,8 @@ FACTORED = (
 FACTORS = (1, 4, 16, 64)
 #: tasks of RULER that need no text from elsewhere, of which one is above the floor (results/smollm2/floors.md)
 RETRIEVAL = "niah_single_1"
+#: tokens of a window that are decoded and compared, after all others: many windows say more than many tokens of one
+SCORED = 128
 EXACT = "model.dtype=float32"
 #: 16-bit storage, and arithmetic in float32 on every machine: 16 bits would change most of the dequantized weights
 SHIPPED = "runtime.arithmetic=float32"
@@ -120,12 +122,12 @@ def perplexities(texts: Sequence[Text], number: int) -> Runs:
     }  # fmt: skip
 
 
-def divergences(text: Text, tokens: int, scored: int, number: int, *more: str) -> list[str]:
-    """Return the KL divergence over the last tokens of windows, of which all others are prefilled."""
+def divergences(text: Text, tokens: int, number: int, *more: str) -> list[str]:
+    """Return the KL divergence over the last :data:`SCORED` tokens of windows, of which all others are prefilled."""
     options = [f"dataset.options={{path: {text.path}}}"] if text.path else []
     return [
         "dataset=fidelity", f"dataset.over={text.choice}", *options, f"dataset.window={tokens}",
-        f"dataset.prefill={tokens - scored}", f"dataset.limit={number}", "dataset.per_document=null", EXACT, *more,
+        f"dataset.prefill={tokens - SCORED}", f"dataset.limit={number}", "dataset.per_document=null", EXACT, *more,
     ]  # fmt: skip
 
 
@@ -135,16 +137,16 @@ def by_context(texts: Sequence[Text], number: int) -> Runs:
     Windows of 4k tokens, which take most of the time, are an eighth as many, and those of other texts half as many.
     """
     first, *others = texts
-    runs = {f"{first.name} 1k": divergences(first, 1024, 256, number)}
-    runs[f"{first.name} 4k"] = divergences(first, 4096, 256, max(2, number // 8))
-    return runs | {f"{text.name} 1k": divergences(text, 1024, 256, max(2, number // 2)) for text in others}
+    runs = {f"{first.name} 1k": divergences(first, 1024, number)}
+    runs[f"{first.name} 4k"] = divergences(first, 4096, max(2, number // 8))
+    return runs | {f"{text.name} 1k": divergences(text, 1024, max(2, number // 2)) for text in others}
 
 
 def by_factor(texts: Sequence[Text], number: int) -> Runs:
     """Return the KL divergence with larger key channels in the first and the last layer, by their factor."""
     return {
         f"factor {factor}": divergences(
-            texts[0], 768, 256, number, *([f"model.outliers=first_last:factor:{factor}"] if factor > 1 else [])
+            texts[0], 768, number, *([f"model.outliers=first_last:factor:{factor}"] if factor > 1 else [])
         )
         for factor in FACTORS
     }
