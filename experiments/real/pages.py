@@ -94,7 +94,12 @@ def basis_text(whole: Line) -> str:
     parts = []
     for column in columns_of(whole):
         runs = [line["runs"][column] for line in whole["lines"] if column in line["runs"]]
-        parts.append(f"{column}: n = {max(run['n'] for run in runs)}, fp16's perplexity {short(runs[0]['ppl_fp16'])}")
+        count, tokens, base = (
+            max(run["n"] for run in runs),
+            runs[0]["tokens"] // runs[0]["n"],
+            short(runs[0]["ppl_fp16"]),
+        )
+        parts.append(f"{column}: n = {count}, the last {tokens} tokens of each, fp16's perplexity {base}")
     device = whole.get("machine", {}).get("device_name") or "an unknown machine"
     missing = f" Not run: {', '.join(whole['missing'])}." if whole["missing"] else ""
     return f"Windows of each text and context: {'; '.join(parts)}. Measured on {device}.{missing}"

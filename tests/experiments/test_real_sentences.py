@@ -168,7 +168,8 @@ def test_tables_of_the_page():
     assert pages.formats_table(whole, None, tiny, weights)[-1].startswith("| *weights: a against b* | - | 1,000 ±130 |")
     assert pages.formats_table(scaled(**{PAIR[0]: 1}), "wide", tiny) == [pages.MISSING.format("kl")]
     text = pages.basis_text(whole | {"missing": ["OSCAR int2 | own"]})
-    assert "WikiText-2 1k: n = 4, fp16's perplexity 2.72. Measured on Abacus. Not run: OSCAR int2 | own." in text
+    assert "WikiText-2 1k: n = 4, the last 2 tokens of each, fp16's perplexity 2.72. Measured on Abacus." in text
+    assert text.endswith(" Not run: OSCAR int2 | own.")
     factors = pages.factors_table(factor_file(**{"fp8": (0.006, 0.006, 0.02, 0.03)}))
     assert factors[-1].startswith("| fp8 | 6 ±0.78 | 6 ±0.78 | 20 ±2.6 | 30 ±3.9 | 16 |") and len(factors) == 3
 
