@@ -198,8 +198,7 @@ def _do(arguments: argparse.Namespace) -> int:
         print(prediction_report(picked, plan, arguments.gpu))
         return 0
     status = session.make_items(picked, plan, arguments.launcher, arguments.jobs or -1, arguments.fold_only)
-    if plan.write and plan.out.resolve() == reproduce.ROOT / "results":
-        reproduce.main(list(items().values()), write=True)  # docs/reproduce.md follows the results
+    reproduce.follow_results(plan)
     return status
 
 

@@ -30,7 +30,10 @@ from experiments.place import (
 )
 from experiments.runs import Run, composed, execute, identify
 from experiments.stored import as_json
+from kvbench.config.prerequisites import check_here
+from kvbench.config.run_config import checked_config
 from kvbench.config.setting import parse_setting
+from kvbench.models.locate import locate
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
 from kvbench.util import atomic
@@ -39,6 +42,8 @@ from kvbench.util import atomic
 TINY = "tiny"
 #: default of ``--out`` in words, where it depends on the model
 BY_MODEL = "below results/, by model"
+#: data that fit into the context of any model
+SHORTEST = ("dataset=perplexity/mini_text", "dataset.window=16")
 Rows = Mapping[str, Row]
 
 
@@ -257,11 +262,27 @@ def run_apart(table: Table, setting: Setting, arguments: argparse.Namespace, giv
     return good
 
 
+def check_chosen_machine(arguments: argparse.Namespace) -> None:
+    """Raise KvbenchError for a model or a device that no setting can have, and for weights that are not here.
+
+    Weights and device need not be here to fold what has been run.
+    """
+    place = (f"model={arguments.model}", f"runtime.device={arguments.device}")
+    checked = checked_config(composed(("method=fp16", *place, *SHORTEST)))
+    if not arguments.fold_only:
+        check_here(checked)
+        locate(checked.model)
+
+
 def make_table(table: Table, arguments: argparse.Namespace, given: Sequence[str]) -> int:
     """Run what is missing, print and write the table, and return the exit status: 1 if a run or the table failed.
 
     The first setting is run before the others, which may compare with what its run stores.
+
+    Raises:
+        KvbenchError: no setting can be run with the model or on the device (:func:`check_chosen_machine`).
     """
+    check_chosen_machine(arguments)
     able, failed = [], 0
     for setting in arguments.chosen:
         reason = refused(runs_of(table, setting, arguments))

@@ -101,7 +101,8 @@ def page(items: Sequence[Item], results: Path, expected: Mapping[str, Mapping[st
         name = f"[{item.id}](#{anchor(item)})"
         body.append([name, f"{item.number}: {item.title}", time, measured or "-", claims or "-"])
     head = ["item", "of the paper", "on one H200 with real weights", "numbers here", "claims"]
-    lines = [*markdown_table(head, body, "l"), "", *RULE.splitlines()]
+    totals = ["Claims of all items together, by models and data:", "", *totals_table(by_item)]
+    lines = [*totals, "", *markdown_table(head, body, "l"), "", *RULE.splitlines()]
     for item in items:
         lines += ["", f"### {item.id}", "", *section(item, by_item[item.id], results)]
     return "\n".join(lines)
@@ -135,11 +136,32 @@ def section(item: Item, scales_: Sequence[Scale], results: Path) -> Iterator[str
             yield "- the paper's claims are in words, beside the table"
 
 
+def outcomes(scale: Scale) -> Counter[str]:
+    """Return how many claims of a scale came out in each way of :data:`COUNTED`."""
+    return Counter(FOR_ROWS if claim.label == ALL_ROWS else claim.verdict for claim in scale.verdicts)
+
+
 def counted(scale: Scale) -> str:
     """Return how the claims of a scale came out, as counts."""
-    words = (FOR_ROWS if claim.label == ALL_ROWS else claim.verdict for claim in scale.verdicts)
-    counts = Counter(words)
+    counts = outcomes(scale)
     return ", ".join(f"{counts[word]} {COUNTED[word][counts[word] > 1]}" for word in COUNTED if counts[word])
+
+
+def totals_table(by_item: Mapping[str, Sequence[Scale]]) -> list[str]:
+    """Return the table of the claims of all items together: a line for each choice of models and data.
+
+    A claim is *decided* where it holds or does not, and *undecided for time* where more samples were at hand.
+    """
+    titles = list(dict.fromkeys(scale.title for scales_ in by_item.values() for scale in scales_))
+    body = []
+    for title in titles:
+        own = [scale for scales_ in by_item.values() for scale in scales_ if scale.title == title]
+        counts = sum(map(outcomes, own), Counter[str]())
+        decided = f"{counts[HOLDS] + counts[FAILS]} ({counts[HOLDS]} hold)"
+        rest = [str(counts[word]) for word in (OPEN, FOR_ROWS, FLOOR, APART, NOT_RUN)]
+        body.append([title, str(len(own)), str(counts.total()), decided, *rest])
+    head = ["models and data", "items", "claims", "decided", "undecided for time", FOR_ROWS, FLOOR, APART, NOT_RUN]
+    return markdown_table(head, body)
 
 
 def needed(item: Item, expected: Mapping[str, float] | None) -> str:
@@ -191,6 +213,14 @@ def main(items: Sequence[Item], write: bool = False, again: bool = False) -> int
         print(reproduce_block(items).text)
         return 0
     return write_blocks([reproduce_block(items)], ROOT)
+
+
+def follow_results(plan: Plan) -> None:
+    """Write the generated part of docs/reproduce.md anew after items were kept below results."""
+    if plan.write and plan.out.resolve() == ROOT / "results":
+        from experiments.registry import items
+
+        main(list(items().values()), write=True)
 
 
 def reproduce_block(items: Sequence[Item]) -> Block:

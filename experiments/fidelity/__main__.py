@@ -17,6 +17,7 @@ from pathlib import Path
 
 from experiments import measured
 from experiments.fidelity.fold import LENGTH, SETTINGS, TASKS, data, fold_fidelity
+from kvbench.util.door import reporting
 
 
 def parse_fidelity_options(given: Sequence[str]) -> argparse.Namespace:
@@ -25,6 +26,7 @@ def parse_fidelity_options(given: Sequence[str]) -> argparse.Namespace:
     return measured.set_chosen(parser, parser.parse_args(given), SETTINGS, "results/tiny/fidelity")
 
 
+@reporting("interrupted; run the same command again to resume")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, write the tables, and return the exit status."""
     given = sys.argv[1:] if argv is None else argv

@@ -21,6 +21,7 @@ from experiments.formats.fold import fold_formats, sizes
 from experiments.formats.grid import ROWS
 from experiments.formats.which import settings
 from experiments.place import stored_counts
+from kvbench.util.door import reporting
 
 
 def parse_formats_options(given: Sequence[str]) -> argparse.Namespace:
@@ -46,6 +47,7 @@ def before(folder: Path) -> Mapping[str, int] | None:
     return stored_counts(folder / "lines.json", sizes)
 
 
+@reporting("interrupted; run the same command again to resume")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, write the tables, and return the exit status."""
     given = sys.argv[1:] if argv is None else argv

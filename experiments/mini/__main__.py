@@ -19,6 +19,7 @@ from experiments.measured import Setting
 from experiments.mini.fold import find_samples, fold_mini
 from experiments.mini.grid import COMPARISONS, PAIRS
 from experiments.place import stored_counts
+from kvbench.util.door import reporting
 
 
 def data(setting: Setting, arguments: argparse.Namespace) -> dict[str, list[str]]:
@@ -60,6 +61,7 @@ def before(folder: Path) -> Mapping[str, int] | None:
     return stored_counts(folder / "scores.json", lambda content: {row["name"]: row["mean"]["n"] for row in content})
 
 
+@reporting("interrupted; run the same command again to resume")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, write the tables, and return the exit status."""
     given = sys.argv[1:] if argv is None else argv

@@ -1,11 +1,12 @@
 """``python -m experiments.real [STAGE ...]``: a trained model on real text, stage by stage, into results/smollm2.
 
 Stages: ``kl`` (all formats), ``perplexity``, ``retrieval`` (with bytes), ``outliers`` and ``items`` (the papers' tables
-and figures with ``--data real``); ``floors`` compares fp16 with empty and with random answers. ``eight`` is what
-README's second table shows of ``kl``, ``perplexity`` and ``retrieval``; ``all`` is the plan, part by part. The same
-command goes on where it stopped; ``--fold-only`` writes the files of what is there, ``--pages`` the tables of README
-and docs/which-format.md from the files. WikiText-2 and the papers' data come from ``--data-dir`` (default:
-KVBENCH_DATA) or the hub; without either, the texts that come with Python are read, and every table says so.
+and figures with ``--data real``); ``floors`` compares fp16 with empty and with random answers, ``weights`` the model's
+weights with those that they were rounded from, where these can be had. ``eight`` is what README's second table shows of
+``kl``, ``perplexity`` and ``retrieval``; ``all`` is the plan, part by part. The same command goes on where it stopped;
+``--fold-only`` writes the files of what is there, ``--pages`` the tables of README and docs/which-format.md from them.
+WikiText-2 and the papers' data come from ``--data-dir`` (default: KVBENCH_DATA) or the hub; without either, the texts
+that come with Python are read, and every table says so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from experiments import measured
 from experiments.place import positive
 from experiments.real import fold
 from experiments.real.files import MODEL, default_folder, digest_of, paths_in
-from experiments.real.stages import EIGHT, OWN, PYTHON, STAGES, Stage, Text
+from experiments.real.stages import EIGHT, PYTHON, STAGES, Stage, Text, is_named, line_name
 from experiments.runs import Run, identify
 from kvbench.util.door import enter, reporting
 
@@ -44,6 +45,7 @@ def parse_real_options(given: Sequence[str]) -> argparse.Namespace:
     add("--items", nargs="+", default=[], metavar="ITEM", help="of the stage items: which (default: those of the plan)")
     add("--prompts", type=positive, metavar="N", help="of items and floors: samples per data set (default: the plan's)")
     add("--short", action="store_true", help="the first text and context of a stage alone (eight has no others)")
+    add("--against", metavar="MODEL", help="of weights: the model whose weights were rounded (default: the preset's)")
     add("--minutes", type=float, metavar="N", help="of the stage all: begin no further part after so many")
     arguments = parser.parse_args(given)
     arguments.stages = arguments.stages or ["eight"]
@@ -70,11 +72,12 @@ def check_chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
                 f"no item {name!r} in the plan: {', '.join(planned)}; `python -m experiments` lists all others"
             )
     stages = STAGES if {"eight", "all"}.intersection(arguments.stages) else arguments.stages
-    known = [setting.key for name in stages if name in STAGES for setting in STAGES[name].settings]
-    measured.check_names(parser, arguments.only, list(dict.fromkeys(known)))
+    settings = [setting for name in stages if name in STAGES for setting in STAGES[name].settings]
+    known = [one.name for one in EIGHT if any(is_named(setting, (one.name,)) for setting in settings)]
+    measured.check_names(parser, arguments.only, list(dict.fromkeys([*known, *(one.key for one in settings)])))
 
 
-CHOICES = ("eight", *STAGES, "items", "floors", "all")
+CHOICES = ("eight", *STAGES, "weights", "items", "floors", "all")
 
 
 def texts_of(arguments: argparse.Namespace) -> list[Text]:
@@ -93,8 +96,28 @@ def stage_settings(stage: Stage, small: bool) -> Stage:
     """Return a stage with the settings of README's table alone, if `small`."""
     if not small or stage.settings is EIGHT:
         return stage
-    names = {OWN.get(one.name, f"{one.name} | own") for one in EIGHT}
+    names = {line_name(one.name) for one in EIGHT}
     return replace(stage, settings=tuple(setting for setting in stage.settings if setting.name in names))
+
+
+def chosen_runs(
+    name: str, stage: Stage, texts: Sequence[Text], arguments: argparse.Namespace
+) -> tuple[dict[str, Sequence[str]], dict[str, Any]]:
+    """Return the data of a stage's runs, and what its file says of them: model, texts with their digests, command.
+
+    `name` is the stage that was asked for, which may be several.
+    """
+    number = arguments.limit or stage.number
+    texts = texts[:1] if arguments.short else texts
+    runs = dict(list(stage.data(texts, number).items())[: 1 if arguments.short else None])
+    more = "" if arguments.model == MODEL else f" --model {arguments.model}"
+    more += " --short" if arguments.short and name == stage.name else ""
+    return runs, {
+        "model": arguments.model,
+        "texts": [{"name": text.name, "sha256": text.path and digest_of(Path(text.path))} for text in texts],
+        "command": f"python -m experiments.real {name}{more} --limit {number}",
+        "data": {name: list(map(without_paths, options)) for name, options in runs.items()},
+    }
 
 
 def make_stage(
@@ -102,27 +125,18 @@ def make_stage(
 ) -> int:
     """Run what is missing of a stage, write its file, and return the exit status.
 
-    `given` is the command line of this stage alone, and `name` the stage that was asked for, which may be several.
+    `given` is the command line of this stage alone, and `name` the stage that was asked for.
     """
-    number = arguments.limit or stage.number
-    texts = texts[:1] if arguments.short else texts
-    short = " --short" if arguments.short and name == stage.name else ""
-    runs = dict(list(stage.data(texts, number).items())[: 1 if arguments.short else None])
-    known = [setting for setting in stage.settings if not arguments.only or setting.key in arguments.only]
+    runs, about = chosen_runs(name, stage, texts, arguments)
+    known = [setting for setting in stage.settings if not arguments.only or is_named(setting, arguments.only)]
     own = argparse.Namespace(**{**vars(arguments), "chosen": known, "only": [], "out": arguments.out / stage.name})
-    about = {
-        "model": arguments.model,
-        "texts": [{"name": text.name, "sha256": text.path and digest_of(Path(text.path))} for text in texts],
-        "command": f"python -m experiments.real {name}{short} --limit {number}",
-        "data": {name: list(map(without_paths, options)) for name, options in runs.items()},
-    }
     table = measured.Table(
         "experiments.real",
         lambda _: runs,
         partial(fold.fold_stage, stage=stage, about=about),
         fold.counts_before,
     )
-    return measured.make_table(table, own, [*given, "--limit", str(number)])
+    return measured.make_table(table, own, [*given, "--limit", str(arguments.limit or stage.number)])
 
 
 def without_paths(text: str) -> str:
@@ -143,6 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from experiments.real.pages import write_pages
 
         return write_pages(arguments.write)
+    measured.check_chosen_machine(arguments)
     status = 0
     for name in arguments.stages:
         status |= _make(name, given, arguments)
@@ -150,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _make(name: str, given: Sequence[str], arguments: argparse.Namespace) -> int:
-    from experiments.real import floors, plan
+    from experiments.real import floors, plan, weights
 
     if name == "items":
         return plan.make_items(arguments)
@@ -163,6 +178,9 @@ def _make(name: str, given: Sequence[str], arguments: argparse.Namespace) -> int
             return _make(stage, given, argparse.Namespace(**{**vars(arguments), **sized}))
 
         return plan.make_parts(arguments, make)
+    if name == "weights":
+        stage = weights.weights_stage(arguments.model, arguments.against)
+        return weights.make_weights(stage, *chosen_runs(name, stage, texts_of(arguments), arguments), arguments)
     small = name == "eight"
     names = ("perplexity", "kl", "retrieval") if small else (name,)
     texts, status = texts_of(arguments), 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.fold.figures import FIGURES, Statistic
+from experiments.fold.figures import FIGURES, Statistic, per_token
 from experiments.measured import Folded, Stored
 from experiments.real.stages import Stage
 from experiments.stored import as_json, content, markdown_table
@@ -95,6 +95,10 @@ def run_figures(rows: Sequence[Row] | Any) -> dict[str, Any]:
         out |= {"p99_9": rounded(np.percentile(klds, 99.9)), "median": rounded(np.median(klds)), "tokens": len(klds)}
         for name, key in (("ppl", "nll"), ("ppl_fp16", "nll_base")):
             out[name] = rounded(np.exp(np.mean(np.concatenate([row["fidelity"][key] for row in chosen]))))
+        loss = per_token(
+            [np.subtract(*(row["fidelity"][key] for key in ("nll", "nll_base"))).tolist() for row in chosen]
+        )
+        out["loss"] = spread(loss)
         out["samples"] = [rounded(np.mean(row["fidelity"]["kld"])) for row in chosen]
         out["same"] = [rounded(np.mean(fidelity_fold.same_top(row))) for row in chosen]
     elif kind == "nll":
@@ -151,17 +155,17 @@ def stage_markdown(whole: Mapping[str, Any]) -> str:
 
 
 def with_interval(figure: Mapping[str, float | None], factor: float = 1.0) -> str:
-    """Return a value with the distance to the farther end of its interval, three digits each."""
+    """Return a value in three digits, with the distance to the farther end of its interval in two."""
     value = factor * float(figure["value"] or 0.0)
     if figure["low"] is None or figure["high"] is None:
         return short(value)
     reach = max(value - factor * figure["low"], factor * figure["high"] - value)
-    return f"{short(value)} ±{short(reach)}"
+    return f"{short(value)} ±{short(reach, 2)}"
 
 
-def short(value: float) -> str:
-    """Return a number with three significant digits, without an exponent where it is readable."""
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+def short(value: float, digits: int = 3) -> str:
+    """Return a number with so many significant digits, without an exponent where it is readable."""
+    return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
 
 
 #: key of a run's figures, heading, and how it is written

@@ -1,8 +1,6 @@
-"""Tables of a trained model in README and docs/which-format.md, and sentences that follow from them by a rule.
+"""Tables of a trained model in README and docs/which-format.md, from the files of its stages.
 
-The rule (:func:`order`): of two formats the one whose KL divergence is smaller is said to be closer to fp16 where the
-95 % interval of the paired difference over windows excludes 0; else they are said not to be told apart. Of the bundled
-model, whose file has no figures of single prompts, they are ordered where their two intervals do not overlap.
+The sentences beside them follow from the same files by rules (:mod:`experiments.real.sentences`).
 """
 
 from __future__ import annotations
@@ -10,49 +8,45 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from experiments.checks.rules import Block, check_documents
-from experiments.formats import which
-from experiments.formats.grid import TAILS, line_key
-from experiments.formats.which import LINES, bits, digits
-from experiments.real.fold import FILE, by_name, difference, short, stage_content, stage_markdown, with_interval
-from experiments.real.stages import EIGHT, OWN, RETRIEVAL, STAGES
-from experiments.stored import ROOT, load_result_json, markdown_table, some
+from experiments.formats.grid import TAILS, Tail
+from experiments.formats.which import LINES
+from experiments.real.draw import draw_pictures
+from experiments.real.fold import FILE, by_name, short, stage_content, stage_markdown, with_interval
+from experiments.real.sentences import (
+    MILLI,
+    Line,
+    break_sentences,
+    breaks_at,
+    columns_of,
+    lines_of,
+    milli,
+    packed_bits,
+    pair_sentences,
+    quantizer_of,
+    short_sentences,
+    small_line,
+)
+from experiments.real.stages import EIGHT, RETRIEVAL, STAGES, line_name
+from experiments.real.weights import NAME as WEIGHTS
+from experiments.stored import ROOT, load_result_json, markdown_table
 from kvbench.metrics import intervals
 
 FOLDER = ROOT / "results" / "smollm2"
 #: the same of the bundled model: outliers alone
 BUNDLED = ROOT / "results" / "tiny" / "real"
-#: a layer in the middle of the model
-SHAPE = replace(which.SHAPE, query_heads=9, heads=3, channels=64, layer=15, layers=30)
 PAGE = "docs/which-format.md"
-Line = Mapping[str, Any]
-#: pairs that the page compares, by subject: two quantizers, and the exact tokens of both
-PAIRS = (
-    ("8 bits", "int8 per token", "fp8", "open"),
-    ("8 bits", "q8_0, rotated", "int8 per token", "open"),
-    ("A rotation, with a scale per token", "int4 per token, rotated", "int4 per token", "open"),
-    ("A rotation, with groups of 32 channels", "q4_0, rotated", "q4_0, not rotated", "open"),
-    ("4 bits", "kivi int4 G32", "q4_0, rotated", "wide"),
-    ("4 bits", "kivi int4 G32", "KVarN k4v4", "wide"),
-    ("4 bits", "kivi int4 G32", "TurboQuant 4 bits", "wide"),
-    ("4 bits", "kivi int4 G32", "int4 per token, rotated", "wide"),
-    ("4 bits", "kivi int4 G32", "vLLM int4 per token", "wide"),
-    ("Uneven levels", "iq4_nl, rotated", "q4_0, rotated", "open"),
-    ("e2m1 codes", "nvfp4 4over6", "nvfp4", "open"),
-    ("e2m1 codes", "q4_0, rotated", "nvfp4", "open"),
-    ("3 bits", "KVarN k4v2", "TurboQuant 3 bits", "wide"),
-    ("2 bits", "KVarN k2v2", "kivi int2 G32", "wide"),
-    ("2 bits", "kivi int2 G32", "kivi int2 G128", "wide"),
-    ("2 bits", "kivi int2 G32", "OSCAR int2", "own"),
+#: in place of what has not been measured
+MISSING = "Not measured yet: `python -m experiments.real {} --write`."
+#: below a table without the row of the weights themselves
+NO_WEIGHTS = (
+    "A row with these weights against the hub's, in bf16, is left out: the hub was out of reach "
+    "(`python -m experiments.real weights --write`)."
 )
-Order = Literal["first", "second", "open"]
-#: in place of the sentences
-NO_PAIR = "None of the pairs has been measured yet: `python -m experiments.real kl --write` measures them."
 
 
 def stage_file(name: str, folder: Path = FOLDER) -> Line | None:
@@ -61,97 +55,73 @@ def stage_file(name: str, folder: Path = FOLDER) -> Line | None:
     return stage_content(path) if path.exists() else None
 
 
-def order(low: float, high: float) -> Order:
-    """Return which of two is smaller by the interval of first less second, or that they cannot be told apart."""
-    return "first" if high < 0 else "second" if low > 0 else "open"
+def formats_table(whole: Line, tail: Tail | None, tiny: Sequence[Line], weights: Line | None = None) -> list[str]:
+    """Return the table of formats with these exact tokens, None: as shipped, those with the most bits first.
+
+    The last line has the model's weights against those that they were rounded from, where these were at hand.
+    """
+    columns, lines = columns_of(whole), lines_of(whole, tail)
+    body = []
+    for line in lines:
+        small = small_line(line, tiny)
+        name = f"{quantizer_of(line)}", f"{packed_bits(line['setting']):.3g}"
+        body.append([*name, *format_cells(line["runs"], columns), milli(small["kld"]["mean"]) if small else "-"])
+    for line in weights["lines"] if weights and lines else ():
+        body.append([f"*weights: {line['name']}*", "-", *format_cells(line["runs"], columns), "-"])
+    head = [f"KL, {column}" for column in columns]
+    head[1:1] = ["KL 99.9 %", "flips, %"]
+    more = [f"perplexity, % more: {column}" for column in columns]
+    return markdown_table(["format", "bits", *head, *more, "`tiny`: KL"], body) if body else [MISSING.format("kl")]
 
 
-def order_of_intervals(first: Mapping[str, float], second: Mapping[str, float]) -> Order:
-    """Return which of two is smaller, each with an interval of its own."""
-    return "first" if first["high"] < second["low"] else "second" if second["high"] < first["low"] else "open"
+def format_cells(runs: Mapping[str, Line], columns: Sequence[str]) -> list[str]:
+    """Return a format's cells: KL divergences in thousandths of a nat, the first one's tail and flips, perplexities."""
+    cells = [with_interval(runs[column]["kl"], MILLI) if column in runs else "-" for column in columns]
+    first = runs.get(columns[0])
+    cells[1:1] = [milli(first["p99_9"]), with_interval(first["flips"], 100)] if first else ["-", "-"]
+    return [*cells, *(lost_text(runs[column]) if column in runs else "-" for column in columns)]
 
 
-def column_of(whole: Line) -> str:
-    """Return the name of the runs that the comparisons rest on: the first, at 1k tokens."""
-    return next(iter(whole["lines"][0]["runs"]))
+def lost_text(run: Line) -> str:
+    """Return how much more perplexity than with fp16 a run has, in percent, with its interval where that is known."""
+    loss = run.get("loss") or {"value": math.log(run["ppl"] / run["ppl_fp16"]), "low": None, "high": None}
+    percent = {key: None if value is None else 100 * math.expm1(value) for key, value in loss.items()}
+    return with_interval(percent)
 
 
-def sentences(whole: Line, tiny: Sequence[Line]) -> list[str]:
-    """Return a line for each subject of :data:`PAIRS` whose formats have been measured, by the module's rule."""
-    column, by_subject = column_of(whole), dict[str, list[str]]()
-    for subject, one, two, tail in PAIRS:
-        keys = [line_key(name, tail) for name in (one, two)]  # type: ignore[arg-type]
-        runs = [by_name(whole, key).get("runs", {}).get(column) for key in keys]
-        if runs[0] and runs[1]:
-            mean, interval, _ = difference(runs[0], runs[1])
-            said = order(*(interval or (-1.0, 1.0)))
-            small = [some(tiny, name=name, tail=tail) for name in (one, two)]
-            else_where = order_of_intervals(small[0][0]["kld"], small[1][0]["kld"]) if all(small) else None
-            values = [run["kl"]["value"] for run in runs]
-            words = compared((one, two), values, mean, interval, said)
-            by_subject.setdefault(subject, []).append(words + beside((one, two), said, else_where))
-    return [f"- **{subject}** {' '.join(texts)}" for subject, texts in by_subject.items()]
+def basis_text(whole: Line) -> str:
+    """Return what a table rests on: windows of each text and context, fp16's perplexities, the machine, gaps."""
+    parts = []
+    for column in columns_of(whole):
+        runs = [line["runs"][column] for line in whole["lines"] if column in line["runs"]]
+        count, tokens, base = (
+            max(run["n"] for run in runs),
+            runs[0]["tokens"] // runs[0]["n"],
+            short(runs[0]["ppl_fp16"]),
+        )
+        parts.append(f"{column}: n = {count}, the last {tokens} tokens of each, fp16's perplexity {base}")
+    device = whole.get("machine", {}).get("device_name") or "an unknown machine"
+    missing = f" Not run: {', '.join(whole['missing'])}." if whole["missing"] else ""
+    return f"Windows of each text and context: {'; '.join(parts)}. Measured on {device}.{missing}"
 
 
-def compared(
-    names: tuple[str, str],
-    values: Sequence[float],
-    mean: float,
-    interval: tuple[float, float] | None,
-    said: Order,
-) -> str:
-    """Return the sentence on one pair: which is closer to fp16, and by how much."""
-    low, high = interval or (0.0, 0.0)
-    gap = f"difference {short(mean)}, {short(low)} to {short(high)}"
-    if said == "open":
-        return f"`{names[0]}` ({short(values[0])}) and `{names[1]}` ({short(values[1])}) cannot be told apart ({gap})."
-    best, worst = (0, 1) if said == "first" else (1, 0)
-    return (
-        f"`{names[best]}` is closer to fp16 than `{names[worst]}`: KL {short(values[best])} against "
-        f"{short(values[worst])} ({gap})."
-    )
+def equal_tables(whole: Line, tiny: Sequence[Line]) -> list[str]:
+    """Return the table at equal exact tokens, and folded that without any."""
+    return [
+        *formats_table(whole, "wide", tiny), "", '<details markdown="1">',
+        f"<summary>Exact tokens: {TAILS['open']}</summary>", "", *formats_table(whole, "open", tiny), "", "</details>",
+    ]  # fmt: skip
 
 
-def beside(names: tuple[str, str], said: Order, tiny: Order | None) -> str:
-    """Return where the bundled model says otherwise; empty where it says the same or nothing."""
-    if tiny is None or tiny == said or said == "open":
-        return ""
-    if tiny == "open":
-        return " `tiny` does not tell them apart."
-    return f" `tiny` says otherwise: there `{names[0 if tiny == 'first' else 1]}` is closer."
-
-
-def formats_table(whole: Line, tiny: Sequence[Line]) -> list[str]:
-    """Return a table for each choice of exact tokens: a line for each format, those with the fewest bits last."""
-    columns, out = list(dict.fromkeys(name for line in whole["lines"] for name in line["runs"])), []
-    for tail, title in TAILS.items():
-        lines = [line for line in whole["lines"] if line["name"].endswith(f" | {tail}") and line["family"] != "fp16"]
-        body = []
-        for line in sorted(lines, key=lambda line: -bits(line["setting"], SHAPE)):
-            name, runs = line["name"].partition(" | ")[0], line["runs"]
-            own = [with_interval(runs[column]["kl"]) if column in runs else "-" for column in columns]
-            first = runs.get(columns[0], {})
-            small = some(tiny, name=name, tail=tail)
-            more = [f"{short(first['p99_9'])}", f"{100 * first['flips']['value']:.1f}"] if first else ["-", "-"]
-            ppl = [short(runs[column]["ppl"]) if column in runs else "-" for column in columns]
-            body.append([
-                name, f"{bits(line['setting']):.3g}", *own, *more, *ppl,
-                digits(small[0]["kld"]["mean"]) if small else "-",
-            ])  # fmt: skip
-        if body:
-            counts = [max(line["runs"].get(column, {}).get("n", 0) for line in lines) for column in columns]
-            head = ["format", "bits, packed", *(f"KL, {c} (n = {n})" for c, n in zip(columns, counts, strict=True))]
-            head += ["KL 99.9 %", "flips, %", *(f"perplexity, {c}" for c in columns), "`tiny`: KL"]
-            out += [f"Exact tokens: {title}", "", *markdown_table(head, body), ""]
-    base = by_name(whole, "fp16 | own").get("runs", {})
-    known = [f"{short(base[column]['ppl'])} ({column})" for column in columns if column in base]
-    return [*out, f"fp16's perplexity: {', '.join(known)}." if known else ""]
+def picture(path: Path, about: str) -> list[str]:
+    """Return a picture's line for a page of docs/, with a blank line before it; nothing without the picture."""
+    return ["", f"![{about}](../{path.relative_to(ROOT)})"] if path.exists() else []
 
 
 def readme_table(kl: Line, perplexity: Line, retrieval: Line | None) -> list[str]:
     """Return README's second table: a column for each of the eight settings, a line for each figure that is known."""
-    column, wanted = column_of(kl), next(iter(perplexity["lines"][0]["runs"]))
-    divergences = [by_name(kl, OWN.get(one.name, f"{one.name} | own")).get("runs", {}).get(column) for one in EIGHT]
+    column, wanted = columns_of(kl)[0], next(iter(perplexity["lines"][0]["runs"]))
+    divergences = [by_name(kl, line_name(one.name)).get("runs", {}).get(column) for one in EIGHT]
     losses = [by_name(perplexity, one.name).get("runs", {}).get(wanted) for one in EIGHT]
     needles = [by_name(retrieval or {"lines": []}, one.name).get("runs", {}).get(RETRIEVAL) for one in EIGHT]
     base = losses[0]
@@ -193,81 +163,52 @@ def sized(needle: Line) -> str:
 
 
 def factors_table(whole: Line) -> list[str]:
-    """Return the table of outliers: KL divergence of each format by factor, and how many times that at factor 1."""
-    columns = list(dict.fromkeys(name for line in whole["lines"] for name in line["runs"]))
-    body = []
+    """Return the table of outliers: KL divergence of each format by factor, and from which it is broken."""
+    columns, body = columns_of(whole), []
     for line in whole["lines"]:
-        values = [line["runs"][column]["kl"]["value"] if column in line["runs"] else None for column in columns]
         if line["family"] != "fp16":
-            times = f"{values[-1] / values[0]:.3g}" if values[0] and values[-1] else "-"
-            cells = ["-" if value is None else short(value) for value in values]
-            body.append([line["name"].partition(" | ")[0], *cells, times])
-    return markdown_table(["format", *(f"KL, {column}" for column in columns), "last to first"], body)
+            runs = [line["runs"].get(column) for column in columns]
+            cells = ["-" if run is None else with_interval(run["kl"], MILLI) for run in runs]
+            body.append([quantizer_of(line), *cells, (breaks_at(line, columns) or "-").removeprefix("factor ")])
+    return markdown_table(["format", *(f"KL, {column}" for column in columns), "breaks at"], body)
 
 
 def page_blocks(folder: Path = FOLDER) -> list[Block]:
     """Return what the files of the stages put into documents; nothing for stages that have not been run."""
     source = str(folder.relative_to(ROOT))
-    files = {name: stage_file(name, folder) for name in STAGES}
-    blocks = [
-        Block(f"{source}/{name}/table.md", stage_markdown(whole), f"{source}/{name}")
-        for name, whole in files.items()
-        if whole
-    ]
-    kl, perplexity, retrieval, outliers = (files[name] for name in ("kl", "perplexity", "retrieval", "outliers"))
-    tiny = load_result_json(LINES)["lines"]
-    if kl:
-        blocks.append(Block(PAGE, "\n".join(formats_table(kl, tiny)), source, "real"))
-        words = sentences(kl, tiny) or [NO_PAIR]
-        blocks.append(Block(PAGE, "\n".join(words), source, "real-words"))
-    if outliers:
-        blocks.append(Block(PAGE, "\n".join(factors_table(outliers)), source, "outliers"))
+    files = {name: stage_file(name, folder) for name in (*STAGES, WEIGHTS)}
     small = stage_file("outliers", BUNDLED) if folder == FOLDER else None
+    tables = {f"{source}/{name}": whole for name, whole in files.items()}
+    tables[f"{BUNDLED.relative_to(ROOT)}/outliers"] = small
+    blocks = [Block(f"{place}/table.md", stage_markdown(whole), place) for place, whole in tables.items() if whole]
+    kl, perplexity, outliers = (files[name] for name in ("kl", "perplexity", "outliers"))
+    tiny = load_result_json(LINES)["lines"]
+    parts: dict[str, Sequence[str]] = {}
+    if kl:
+        drawn = picture(folder / "kl" / "plot.png", "KL divergence against bits, by exact tokens")
+        parts["real-short"] = short_sentences(kl, tiny)
+        weights = files[WEIGHTS]
+        basis = [basis_text(kl), *([] if weights else [NO_WEIGHTS])]
+        parts["real"] = [*formats_table(kl, None, tiny, weights), "", *basis, *drawn]
+        parts["real-words"] = pair_sentences(kl, tiny) or [MISSING.format("kl")]
+        parts["real-equal"] = equal_tables(kl, tiny)
+    if outliers:
+        drawn = picture(folder / "outliers" / "plot.png", "KL divergence against the factor of outliers")
+        parts["outliers"] = [*factors_table(outliers), *drawn]
+        parts["outliers-words"] = break_sentences(outliers, small)
     if small:
-        place = f"{BUNDLED.relative_to(ROOT)}/outliers"
-        blocks.append(Block(f"{place}/table.md", stage_markdown(small), place))
-        blocks.append(Block(PAGE, "\n".join(factors_table(small)), place, "outliers-tiny"))
+        parts["outliers-tiny"] = factors_table(small)
+    blocks += [Block(PAGE, "\n".join(lines), source, name) for name, lines in parts.items()]
     if kl and perplexity:
-        text = readme_table(kl, perplexity, retrieval)
+        text = readme_table(kl, perplexity, files["retrieval"])
         blocks.append(Block("README.md", "\n".join(text), source, "real"))
     return blocks
 
 
-def draw_formats(pyplot: Any, whole: Line, path: Path) -> None:
-    """Draw KL divergence against packed bits, with 95 % intervals: a panel for each choice of exact tokens."""
-    from experiments.formats.fold import label
-
-    column = column_of(whole)
-    tails = [tail for tail in TAILS if any(line["name"].endswith(f" | {tail}") for line in whole["lines"])]
-    figure, panels = pyplot.subplots(1, len(tails), figsize=(6 * len(tails), 6), sharey=True, squeeze=False)
-    families = sorted({line["family"] for line in whole["lines"]})
-    named: list[dict[str, tuple[float, float]]] = []
-    for axes, tail in zip(panels[0], tails, strict=True):
-        places = {}
-        for line in whole["lines"]:
-            run = line["runs"].get(column)
-            if line["name"].endswith(f" | {tail}") and run and line["family"] != "fp16":
-                kl, x = run["kl"], bits(line["setting"], SHAPE)
-                low, high = (kl["value"] if kl[end] is None else kl[end] for end in ("low", "high"))
-                reach = [[max(kl["value"] - low, 0.0)], [high - kl["value"]]]
-                colour = f"C{families.index(line['family']) % 10}"
-                axes.errorbar([x], [kl["value"]], reach, fmt="o", ms=4, lw=1, color=colour)
-                places[line["name"].partition(" | ")[0]] = (x, kl["value"])
-        axes.set(yscale="log", xlabel="bits per packed element, scales included (heads of 64 channels)")
-        axes.set_title(f"exact tokens: {TAILS[tail]}", fontsize=9)
-        axes.margins(x=0.12)
-        axes.grid(alpha=0.3)
-        named.append(places)
-    panels[0][0].set_ylabel(f"KL divergence from fp16, nats a token ({whole['model']}, {column})")
-    figure.tight_layout()
-    for axes, places in zip(panels[0], named, strict=True):
-        label(axes, places)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
 def write_pages(write: bool) -> int:
     """Print the tables, or write them into the documents and draw the plot; return the exit status."""
+    if write:
+        draw_pictures(stage_file("kl"), stage_file("outliers"), stage_file("outliers", BUNDLED), FOLDER)
     blocks = page_blocks()
     if not blocks:
         print(f"{FOLDER} has no stage's file: python -m experiments.real eight --write", file=sys.stderr)
@@ -278,14 +219,4 @@ def write_pages(write: bool) -> int:
     lost = check_documents(blocks, ROOT, write=True).lost
     for place in lost:
         print(f"error: {place}", file=sys.stderr)
-    whole = stage_file("kl")
-    from experiments.place import drawable
-
-    if whole and drawable():
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
-        draw_formats(pyplot, whole, FOLDER / "kl" / "plot.png")
     return 1 if lost else 0

@@ -145,7 +145,7 @@ def size_of(part: Part, arguments: argparse.Namespace) -> int:
 
 def make_items(arguments: argparse.Namespace, parts: Sequence[Part] = PARTS) -> int:
     """Make the items of some parts, or those of ``--items`` among them, and return the exit status."""
-    from experiments import session
+    from experiments import reproduce, session
     from experiments.registry import chosen_items
 
     status = 0
@@ -157,6 +157,7 @@ def make_items(arguments: argparse.Namespace, parts: Sequence[Part] = PARTS) -> 
             items = session.measurable(chosen_items(names), plan)
             launcher = "joblib" if arguments.jobs > 1 else "local"
             status |= session.make_items(items, plan, launcher, arguments.jobs, arguments.fold_only)
+            reproduce.follow_results(plan)
     return status
 
 

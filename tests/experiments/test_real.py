@@ -9,84 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from experiments import measured, reproduce
+from experiments import measured, reproduce, session
 from experiments.data import Plan
 from experiments.fold.grid import Source, fold_grid
 from experiments.formats.grid import ROWS
 from experiments.formats.which import LINES as TINY_LINES
 from experiments.measured import Stored
 from experiments.real import __main__ as real
-from experiments.real import files, floors, fold, pages, plan
-from experiments.real.stages import EIGHT, FACTORED, FACTORS, LINES, OWN, PYTHON, STAGES, Text
+from experiments.real import files, floors, fold, pages, plan, sentences
+from experiments.real.stages import EIGHT, FACTORED, FACTORS, LINES, PYTHON, STAGES, Text, is_named, line_name
 from experiments.registry import items
 from experiments.runs import RunOutcome, composed
 from experiments.stored import load_result_json
 from kvbench.config.run_config import checked_config
+from kvbench.config.setting import parse_setting
 from kvbench.tasks.base import Sample
+from tests.experiments.test_real_sentences import COLUMN, NOISE, PAIR, fidelity_row, kl_file
 
 WIKI = Text("WikiText-2", "perplexity/wikitext2", "/data/wikitext2/test.raw.txt")
-COLUMN = "WikiText-2 1k"
-
-
-def fidelity_row(number, klds, other=()):
-    part = {
-        "kld": klds,
-        "other_top": list(other),
-        "mode": "decode",
-        "nll": [2.0] * len(klds),
-        "nll_base": [1.0] * len(klds),
-    }
-    return {"id": f"w/{number}", "fidelity": part}
-
-
-def line(name, values, family="engine"):
-    rows = [fidelity_row(number, [value, value]) for number, value in enumerate(values)]
-    return {"name": name, "family": family, "setting": "engine:format=fp8", "runs": {COLUMN: fold.run_figures(rows)}}
-
-
-def kl_file(**values):
-    lines = [line(name, own) for name, own in values.items()]
-    return {"about": "KL", "model": "m", "missing": [], "lines": lines}
-
-
-NOISE = (0.9, 1.0, 1.1, 1.0)
-PAIR = ("int8 per token | open", "fp8 | open")
-
-
-def said(first, second, tiny=()):
-    whole = kl_file(**{name: [scale * x for x in NOISE] for name, scale in zip(PAIR, (first, second), strict=True)})
-    (sentence,) = pages.sentences(whole, tiny)
-    return sentence
-
-
-def small(first, second):
-    return [
-        {"name": key.partition(" | ")[0], "tail": "open", "kld": {"mean": mean, "low": 0.9 * mean, "high": 1.1 * mean}}
-        for key, mean in zip(PAIR, (first, second), strict=True)
-    ]
-
-
-def test_sentences_follow_from_the_paired_interval_and_turn_with_its_sign():
-    assert "`int8 per token` is closer to fp16 than `fp8`: KL 0.001 against 0.01 " in said(0.001, 0.01)
-    assert "`fp8` is closer to fp16 than `int8 per token`: KL 0.001 against 0.01 " in said(0.01, 0.001)
-    noisy = kl_file(**{PAIR[0]: [1.0, 3.0, 1.0, 3.0], PAIR[1]: [3.0, 1.0, 3.1, 1.0]})
-    assert "cannot be told apart" in pages.sentences(noisy, ())[0]
-    # the intervals of the two overlap, their paired difference does not
-    shifted = kl_file(**{PAIR[0]: [1.0, 2.0, 3.0], PAIR[1]: [1.1, 2.1, 3.11]})
-    assert "`int8 per token` is closer" in pages.sentences(shifted, ())[0]
-
-
-def test_sentences_name_where_the_bundled_model_says_otherwise():
-    assert "`tiny` says otherwise: there `fp8` is closer." in said(0.001, 0.01, small(0.02, 0.01))
-    assert "`tiny` does not tell them apart." in said(0.001, 0.01, small(0.01, 0.011))
-    assert "tiny" not in said(0.001, 0.01, small(0.001, 0.01)) and "tiny" not in said(0.001, 0.01)
 
 
 def test_pairs_are_lines_of_the_table_and_of_the_bundled_models():
     known = {setting.key for setting in LINES}
-    for _, one, two, tail in pages.PAIRS:
+    for _, one, two, tail in sentences.PAIRS:
         assert {f"{one} | {tail}", f"{two} | {tail}"} <= known and one != two
-    assert {OWN.get(one.name, f"{one.name} | own") for one in EIGHT} <= known
+    assert {line_name(one.name) for one in EIGHT} <= known
     tiny = load_result_json(TINY_LINES)["lines"]
     assert {f"{row['name']} | {row['tail']}" for row in tiny} == set(ROWS) < known
     assert FACTORED[0].key == "fp16 | own" and len(FACTORED) == 13
@@ -97,6 +44,8 @@ def test_figures_of_a_run_are_those_of_its_tokens_and_windows():
     assert figures["kl"]["value"] == pytest.approx(0.2) and figures["flips"]["value"] == pytest.approx(1 / 3, rel=1e-4)
     assert figures["samples"] == [0.2, 0.2] and figures["tokens"] == 3 and "bytes" not in figures
     assert figures["ppl"] == pytest.approx(7.3891, rel=1e-4) and figures["ppl_fp16"] == pytest.approx(2.7183, rel=1e-4)
+    lost = fold.run_figures([fidelity_row(0, [0.1], loss=0.5), fidelity_row(1, [0.1, 0.1, 0.1], loss=0.1)])["loss"]
+    assert lost["value"] == pytest.approx(0.2) and lost["low"] < 0.2 < lost["high"]
     nll = fold.run_figures([{"id": "a", "nll": {"sum": 6.0, "n": 3}}, {"id": "b", "nll": {"sum": 2.0, "n": 2}}])
     assert nll["perplexity"]["value"] == pytest.approx(4.4817, rel=1e-4) and nll["samples"] == [2.0, 1.0]
     bill = {"used": {"total": 100}, "fp16_equivalent": 400}
@@ -135,13 +84,8 @@ def test_every_run_of_every_stage_is_one_that_kvbench_takes():
     assert "model.outliers=first_last:factor:16" in factors["factor 16"]
 
 
-def test_tables_of_the_pages(capsys):
-    tiny = small(0.02, 0.01)
-    whole = kl_file(**{PAIR[0]: NOISE, PAIR[1]: [2 * x for x in NOISE], "nvfp4 | wide": NOISE})
-    text = "\n".join(pages.formats_table(whole, tiny))
-    assert "| int8 per token | 8 | 1 ±0.13 |" in text and "| nvfp4 |" in text and "64 first and 256 newest" in text
-    assert "KL, WikiText-2 1k (n = 4)" in text
-    kl = kl_file(**{OWN["kivi int4"]: NOISE})
+def test_the_readmes_table():
+    kl = kl_file(**{line_name("kivi int4"): NOISE})
     nll = [{"id": str(i), "nll": {"sum": 3.0 + 0.1 * i, "n": 1}} for i in range(4)]
     worse = [{"id": str(i), "nll": {"sum": 3.5 + 0.1 * i + 0.01 * (i % 2), "n": 1}} for i in range(4)]
     both = {"fp16": nll, "kivi int4": worse}
@@ -162,9 +106,6 @@ def test_tables_of_the_pages(capsys):
     assert column["perplexity, WikiText-2 (n = 4)"].startswith("38.67 (Δ +15 ±") and len(cells[0]) == 1 + len(EIGHT)
     assert column["needle in 2,048 tokens, % (n = 4)"].startswith("75 ±")
     assert [row[1] for row in cells[2:]] == ["23.34", "0", "0", "0", "-", "-"]  # fp16
-    outliers = {"lines": [{"name": "fp8 | open", "family": "engine", "runs": {
-        f"factor {n}": {"kl": {"value": 0.1 * n}} for n in (1, 4)}}]}  # fmt: skip
-    assert pages.factors_table(outliers)[-1] == "| fp8 | 0.1 | 0.4 | 4 |"
 
 
 def test_a_perplexity_has_the_paired_difference_of_the_two_and_stands_alone_without_fp16s():
@@ -199,7 +140,7 @@ def test_a_damaged_file_of_a_stage_is_named_with_the_remedy(tmp_path, monkeypatc
     ("words", "said"),
     [
         (["nosuch"], "no stage 'nosuch': eight, kl"),
-        (["kl", "--only", "kivi int4"], "no setting 'kivi int4': fp16 | own"),
+        (["outliers", "--only", "kivi int4"], "no setting 'kivi int4': fp16, fp8, nvfp4, fp16 | own"),
         (["eight", "--only", "nosuch"], "no setting 'nosuch'"),
         (["items", "--items", "logquant/nosuch"], "no item 'logquant/nosuch' in the plan: logquant/table4"),
         (["kl", "--items", "logquant/table4"], "--items needs the stage items"),
@@ -213,7 +154,7 @@ def test_a_name_that_no_stage_has_is_refused(words, said, capsys):
 
 
 def test_a_folder_of_data_that_is_missing_is_refused_without_a_traceback(tmp_path, capsys):
-    assert real.main(["eight", "--data-dir", str(tmp_path / "none")]) == 2
+    assert real.main(["eight", "--model", "tiny", "--data-dir", str(tmp_path / "none")]) == 2
     said = capsys.readouterr().err
     assert f"error: --data-dir={tmp_path / 'none'}: is not a folder" in said and "KVBENCH_DATA" in said
 
@@ -231,8 +172,10 @@ def test_the_command_that_a_file_names_has_the_stage_and_the_texts_of_its_runs(t
         measured, "make_table", lambda table, own, given: seen.append(table.fold.keywords["about"]) or 0
     )
     monkeypatch.setattr(real, "texts_of", lambda arguments: [replace(WIKI, path=None), PYTHON])
-    assert real.main(["eight", "--limit", "3"]) == 0 and real.main(["kl", "--short"]) == 0 and real.main(["kl"]) == 0
-    commands = ["eight --limit 3"] * 3 + ["kl --short --limit 8", "kl --limit 8"]
+    monkeypatch.setattr(measured, "check_chosen_machine", lambda arguments: None)
+    for words in (["eight", "--limit", "3"], ["kl", "--short"], ["kl", "--model", "tiny"]):
+        assert real.main(words) == 0
+    commands = ["eight --limit 3"] * 3 + ["kl --short --limit 8", "kl --model tiny --limit 8"]
     assert [about["command"] for about in seen] == [f"python -m experiments.real {text}" for text in commands]
     assert [len(about["texts"]) for about in seen] == [1, 1, 1, 1, 2]
 
@@ -242,6 +185,40 @@ def test_the_eight_settings_alone_are_those_of_the_readme():
     assert len(stage.settings) == len(EIGHT) and stage.settings[0].name == "fp16 | own"
     assert real.stage_settings(STAGES["kl"], small=False) is STAGES["kl"]
     assert real.stage_settings(STAGES["perplexity"], small=True).settings == EIGHT
+
+
+def test_a_setting_of_the_readme_is_chosen_by_either_name_in_all_of_its_stages():
+    for one in EIGHT:
+        for name in (one.name, line_name(one.name)):
+            for stage in ("kl", "perplexity", "retrieval"):
+                (chosen,) = [setting for setting in STAGES[stage].settings if is_named(setting, [name])]
+                assert parse_setting(chosen.setting).load() == parse_setting(one.setting).load()
+            assert real.parse_real_options(["eight", "--only", name]).only == [name]
+    assert [one.key for one in LINES if is_named(one, ["kivi int4 G32 | open"])] == ["kivi int4 G32 | open"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "nosuch"], "error: model=nosuch: no such model."),
+        (["--device", "gpu"], "error: runtime.device=gpu: is not a known device."),
+        (["perplexity", "--model", "./nosuch"], "error: "),
+    ],
+)
+def test_a_model_or_a_device_that_nothing_can_have_is_named_once(words, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(measured, "execute", lambda run: pytest.fail("a run was begun"))
+    assert real.main([*words, "--runs", str(tmp_path)]) in (1, 2)
+    out, err = capsys.readouterr()
+    assert err.startswith(said) and err.count("error:") == 1 and out == ""
+
+
+def test_kept_items_bring_the_page_of_all_items_up_to_date(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(reproduce, "main", lambda items, write: kept.append(write))
+    monkeypatch.setattr(session, "make_items", lambda *rest: 0)
+    words = ["items", "--items", "logquant/table4", "--model", "tiny", "--prompts", "1"]
+    assert real.main(words) == 0 and kept == []
+    assert real.main([*words, "--write"]) == 0 and kept == [True]
 
 
 def test_the_command_runs_its_stages_and_children_one_stage(tmp_path, monkeypatch, capsys):

@@ -59,6 +59,18 @@ def test_claims_come_with_the_number_that_decides_them(tmp_path):
     assert "- not run: 1 claim" in text and "at most 8 samples" in text
 
 
+def test_claims_of_all_items_are_counted_together_by_models_and_data(tmp_path):
+    second = Grid(**{**vars(ITEM), "id": "cocktail/table8"})
+    words = ["holds", "holds", "does not hold", "undecided", "at the floor", "not comparable", "not run"]
+    rows = claim("undecided", label="all rows at hand")
+    write(tmp_path / "cocktail/table9/small-real", [1.0], [*map(claim, words), rows])
+    write(tmp_path / "cocktail/table8/small-real", [1.0], [claim("does not hold"), rows, rows])
+    write(tmp_path / "cocktail/table8/tiny-mini", [1.0], [claim("undecided"), claim("cannot be seen")])
+    text = reproduce.page([ITEM, second], tmp_path, {})
+    assert "| small-real | 2 | 11 | 4 (2 hold) | 1 | 3 | 1 | 1 | 1 |" in text
+    assert "| tiny-mini | 1 | 2 | 0 (0 hold) | 2 | 0 | 0 | 0 | 0 |" in text
+
+
 @pytest.mark.parametrize(("cells", "marks"), [([None], ()), ([1.0], ("format only",))])
 def test_empty_tables_and_generated_records_are_no_results(tmp_path, cells, marks):
     write(tmp_path / "cocktail" / "table9" / "tiny-standin", cells, [claim("holds")], marks)

