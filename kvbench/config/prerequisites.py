@@ -76,7 +76,7 @@ def check_path(path: Any) -> None:
 def check_weights(checked: RunConfig) -> None:
     """Raise ConfigError if a model is to be loaded from a local folder that has no weight files."""
     folder = checked.model.folder()
-    if folder is None or checked.model.random:
+    if folder is None or checked.model.random or checked.model.served_elsewhere:
         return
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         raise ConfigError(

@@ -82,6 +82,8 @@ def identity(
         model["revision"] = None  # random weights of a preset's architecture, whatever commit the preset pins
     elif not str(config["model"].get("path")).startswith("kvbench:"):
         model["description"] = _definition_digest(weights)
+    if config["model"].get("endpoint"):
+        model["endpoint"] = config["model"]["endpoint"]
     if config["model"].get("outliers", "none") != "none":
         model["outliers"] = config["model"]["outliers"]
     method = {
