@@ -189,9 +189,7 @@ class Client:
             "  hint: run the same command again once the server is well; it sends only the missing requests"
         )
 
-    async def _once(
-        self, place: Place, ask: Ask, over: Callable[[Answer, list[int]], bool]
-    ) -> tuple[float, Answer]:
+    async def _once(self, place: Place, ask: Ask, over: Callable[[Answer, list[int]], bool]) -> tuple[float, Answer]:
         path, body = request(place.engine, place.name, ask, self._logprobs, self._reuse)
         answer, began = Answer(), time.perf_counter()
         self.sent += 1

@@ -96,8 +96,8 @@ def _of_vllm(metrics: str) -> tuple[str | None, float | None]:
         return None, None
     labels = dict(re.findall(r'(\w+)="([^"]*)"', found.group(1)))
     held, tokens = labels.get("kv_cache_memory_bytes", ""), labels.get("kv_cache_size_tokens", "")
-    quotient = int(held) / int(tokens) if held.isdigit() and tokens.isdigit() and int(tokens) else None
-    return labels.get("cache_dtype"), quotient
+    known = held.isdigit() and tokens.isdigit() and int(held) and int(tokens)
+    return labels.get("cache_dtype"), int(held) / int(tokens) if known else None
 
 
 def _of_sglang(about: Mapping[str, Any], log: str) -> float | None:

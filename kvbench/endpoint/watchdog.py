@@ -1,7 +1,7 @@
 """The process between a run and its server: it ends the server when the run does, in whatever way that happens.
 
-``python watchdog.py GRACE_S COMMAND...`` starts the command and reads its standard input, which the run holds open. When
-that closes, because the run ends, fails or is killed, every process of the group gets SIGTERM, and after GRACE_S
+``python watchdog.py GRACE_S COMMAND...`` starts the command and reads its standard input, which the run holds open.
+When that closes, because the run ends, fails or is killed, every process of the group gets SIGTERM, and after GRACE_S
 seconds SIGKILL. The watchdog leads the group, so nothing that the server started in it remains. It imports nothing of
 kvbench, to start at once.
 """

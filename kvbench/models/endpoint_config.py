@@ -66,6 +66,7 @@ class EndpointModel(ModelConfig):
 
     @property
     def served_elsewhere(self) -> bool:
+        """True: a server runs the model."""
         return True
 
     @property

@@ -299,7 +299,7 @@ class RunSteps(RunState):
         return ranks.open_session(self.checked, self.team)
 
     def _from_workers(self, crew: Elsewhere, bar: Progress) -> None:
-        """Store the rows of worker processes or of a server as they come, and at the end order them as one process would write them.
+        """Store the rows of workers or a server as they come, and at the end order them as one process would have.
 
         If the run is interrupted, the rows that have come by then are stored too.
         """

@@ -8,10 +8,11 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kvbench.cache.bill import Bill, Parts
 from kvbench.config.run_config import RunConfig
 from kvbench.decoding.sampling import Stopping
 from kvbench.endpoint import proof
@@ -21,7 +22,6 @@ from kvbench.endpoint.life import Server, free_port
 from kvbench.endpoint.wire import Answer, Ask
 from kvbench.errors import ConfigError
 from kvbench.methods.bytes import kv_bytes
-from kvbench.methods.fp16 import FP16
 from kvbench.models.endpoint_config import EndpointModel
 from kvbench.models.load import load_tokenizer
 from kvbench.profiling.shape import Shape
@@ -69,16 +69,15 @@ def served_format(config: RunConfig) -> str:
     return form
 
 
-def bytes_per_token(config: RunConfig) -> float | None:
-    """Return the bytes per token of the method's format; None for sliding windows, and for sizes that are not known."""
+def cache_sizes(config: RunConfig) -> dict[str, int] | None:
+    """Return the sizes from which bytes follow; None for sliding windows, and for sizes that are not known."""
     try:
         shape = Shape.of(config.model.dimensions())
     except (ConfigError, KeyError, TypeError):
         return None
     if shape.windows and any(shape.windows):
         return None
-    sizes = {"layers": shape.layers, "query_heads": shape.query_heads, "heads": shape.heads, "channels": shape.channels}
-    return kv_bytes(config.method, TOKENS, **sizes).total / TOKENS
+    return {name: getattr(shape, name) for name in ("layers", "query_heads", "heads", "channels")}
 
 
 @contextmanager
@@ -98,7 +97,8 @@ def open_served(config: RunConfig, missing: Sequence[Sample], folder: Path) -> I
         raise ConfigError(
             "dataset", config.dataset.get("name"), "needs more of a model than answers to prompts", hint="dataset=mini"
         )
-    expected = bytes_per_token(config)
+    sizes = cache_sizes(config)
+    expected = None if sizes is None else kv_bytes(config.method, TOKENS, **sizes).total / TOKENS
     with ExitStack() as stack:
         if model.engine is None:
             server, places = None, [found(url, model.served) for url in model.urls]
@@ -250,7 +250,7 @@ class Requests(Elsewhere):
         prompt = self._prompt(sample, new_tokens)
         ask = Ask(
             prompt.ids,
-            tokenizer.decode(prompt.ids),
+            as_text(tokenizer, prompt.ids),
             new_tokens,
             decoding.temperature,
             decoding.top_p,
@@ -285,7 +285,7 @@ class Requests(Elsewhere):
             **head(sample, len(prompt.ids), finish, truncated=prompt.removed, prediction=text, tokens=tokens),
             **scored(self._config.task, sample, text),
             "nll": None,
-            "kv_bytes": None,
+            "kv_bytes": self._bill(len(prompt.ids) + len(tokens) - (finish == "length")),
             MEASURED: self.machine.measured(1, None, None, ttft_s=ttft, step_s=steps, decoded=len(steps))
             | {"endpoint": {**{key: self._about[key] for key in IN_ROWS}, **seen}},
         }
@@ -293,11 +293,28 @@ class Requests(Elsewhere):
             row["top_logprobs"] = [[[one, round(p, 5)] for one, p in place] for place in answer.tops[: len(tokens) + 1]]
         return row
 
+    def _bill(self, tokens: int) -> dict[str, Any] | None:
+        """Return the bytes of a cache with `tokens` tokens; None unless the server's format is proven."""
+        sizes = cache_sizes(self._config)
+        if self._about["cache"]["proof"] != "proven" or sizes is None:
+            return None
+        used, room = (kv_bytes(self._config.method, count, **sizes) for count in (tokens, self._model.max_length))
+        plain = 4 * tokens * sizes["layers"] * sizes["heads"] * sizes["channels"]
+        return Bill(Parts(**asdict(used)), Parts(**asdict(room)), plain).as_dict()
+
     def _prompt(self, sample: Sample, new_tokens: int) -> EncodedPrompt:
         model = self._model
         limit = prompt_limit(own_limit(sample, model), model.max_length, new_tokens)
         room = prompt_limit(None, model.max_length, new_tokens)
         return encode_prompt(sample, self._tokenizer, chat=model.chat, limit=limit, room=room)
+
+
+def as_text(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Return the text of a prompt for a server that takes no ids, without a first token that it adds by itself."""
+    text: str = tokenizer.decode(ids)
+    if list(tokenizer(text, verbose=False)["input_ids"]) != list(ids) and ids[0] == tokenizer.bos_token_id:
+        return str(tokenizer.decode(ids[1:]))
+    return text
 
 
 def _end_of_answer(model: EndpointModel, tokenizer: Any) -> tuple[int, ...]:

@@ -92,20 +92,25 @@ class Workers(Elsewhere):
 
     @property
     def pids(self) -> list[int]:
+        """Process ids of the workers."""
         return self._crew.pids
 
     def order(self) -> list[str]:
+        """Return the ids of the samples in the order of the batches."""
         return [sample.id for batch in self._batches for sample in batch]
 
     def outcomes(self) -> Iterator[Outcome]:
+        """Hand all batches to the workers, and yield them as they are done."""
         requests = [{"rows": [sample.id for sample in batch]} for batch in self._batches]
         for index, answer in self._crew.outcomes(requests):
             yield self._batches[index], answer
 
     def stop(self) -> None:
+        """Hand out no more batches."""
         self._crew.stop()
 
     def unseen(self) -> list[Outcome]:
+        """Return the batches that are done, but not yielded."""
         return [(self._batches[index], answer) for index, answer in self._crew.unseen() if isinstance(index, int)]
 
 

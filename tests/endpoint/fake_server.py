@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
     options: Options
     tokenizer: Tokenizer
     draw: random.Random
-    lock = threading.Lock()
+    lock: threading.Lock
 
     def log_message(self, *_: Any) -> None:
         """Write nothing."""
@@ -188,6 +189,18 @@ class Quiet(ThreadingHTTPServer):
         """Write nothing."""
 
 
+@cache
+def tokenizer() -> Tokenizer:
+    """Return the tokenizer of the bundled model."""
+    return Tokenizer.from_file(str(TOKENIZER))
+
+
+def made(port: int, options: Options) -> Quiet:
+    """Return a server at a port, 0 for a free one."""
+    own = {"options": options, "draw": random.Random(options.seed), "tokenizer": tokenizer(), "lock": threading.Lock()}
+    return Quiet(("127.0.0.1", port), type("Served", (Handler,), own))
+
+
 def main(words: list[str]) -> None:
     """Serve until the process is ended."""
     port = int(words[0])
@@ -199,15 +212,13 @@ def main(words: list[str]) -> None:
     if options.exits >= 0:
         print("error: cannot load the model", flush=True)
         sys.exit(options.exits)
-    Handler.options, Handler.draw = options, random.Random(options.seed)
-    Handler.tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    o = options
+    server, o = made(port, options), options
     print(
         f"llama_kv_cache: size = {o.mib:7.2f} MiB ({o.cells:6d} cells,   6 layers,  1/1 seqs), "
         f"K ({o.word}): {o.mib / 2:7.2f} MiB, V ({o.word}): {o.mib / 2:7.2f} MiB",
         flush=True,
     )
-    Quiet(("127.0.0.1", port), Handler).serve_forever()
+    server.serve_forever()
 
 
 if __name__ == "__main__":
