@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -65,6 +66,11 @@ class Server:
         self.command, self.url, self.log, self._grace_s = list(command), url, log, grace_s
 
     def __enter__(self) -> Server:
+        if shutil.which(self.command[0]) is None:
+            raise EndpointError(
+                f"{self.command[0]}: there is no such program, so no server was started.\n"
+                "  hint: install the engine, or set model.binary=PROGRAM"
+            )
         environment = {name: value for name, value in os.environ.items() if name != KEY}
         watchdog = Path(__file__).with_name("watchdog.py")
         with self.log.open("ab") as log:
@@ -116,11 +122,6 @@ class Server:
         status = self._process.poll()
         if status is None:
             return
-        if status == 127:
-            raise EndpointError(
-                f"{self.command[0]}: there is no such program, so no server was started.\n"
-                "  hint: install the engine, or set model.binary=PROGRAM"
-            )
         raise EndpointError(
             f"the server ended with status {status}: {self._reason()}\n"
             f"  hint: {self.log} has its output; the same command starts it again"

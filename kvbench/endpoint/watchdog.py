@@ -20,13 +20,9 @@ POLL_S = 0.05
 
 
 def main(grace_s: float, command: list[str]) -> int:
-    """Run `command` until it ends or standard input closes; return its exit status (127: it cannot be started)."""
+    """Run `command` until it ends or standard input closes, and return its exit status."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is sent to the whole group, the watchdog included
-    try:
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_default_sigterm)
-    except OSError as error:
-        print(f"{command[0]}: {error.strerror}", file=sys.stderr, flush=True)
-        return 127
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_default_sigterm)
     while server.poll() is None:
         if select.select([sys.stdin], [], [], POLL_S)[0]:  # nothing is ever written to it: it is closed
             _end_group(server, grace_s)

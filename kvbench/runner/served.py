@@ -183,7 +183,7 @@ class Requests(Elsewhere):
             alive=server.check_running if server else lambda: None,
         )
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._all(),), daemon=True)
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._all()), daemon=True)
 
     def layout(self) -> dict[str, Any]:
         """Return what `env.json` holds of the server."""
@@ -222,7 +222,9 @@ class Requests(Elsewhere):
         self._stopped.set()
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(self._loop)])
+        if self._thread.ident is not None:
             self._thread.join()
+        self._loop.close()
 
     async def _all(self) -> None:
         waiting = iter(enumerate(self._samples))
