@@ -177,7 +177,7 @@ def test_refused_configurations(tmp_path: Path, model: dict[str, Any], told: str
 def test_a_method_that_no_server_has_is_refused(tmp_path: Path) -> None:
     made = of_endpoint(tmp_path, urls=["http://127.0.0.1:9"], form="q8_0")
     made["method"]["window"] = 32
-    with pytest.raises(ConfigError, match="method.window=32: is not an option of a server"):
+    with pytest.raises(ConfigError, match=r"method\.window=32: is not an option of a server"):
         answer_run(made)
 
 
