@@ -112,12 +112,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 failed += outcome.status != "ok"
             found[line, kind] = measured.by_id(arguments.runs, run)[0]
     status = measured.keep_measured_table(
-        fold_engines(found, arguments.formats), arguments.out, measured.choice(arguments), before, arguments.model
+        fold_engines(found, arguments.formats),
+        arguments.out,
+        measured.choice(arguments),
+        stored_prompts,
+        arguments.model,
     )
     return status or int(failed > 0)
 
 
-def before(folder: Path) -> dict[str, int] | None:
+def stored_prompts(folder: Path) -> dict[str, int] | None:
     """Return the prompts of each line of the stored table; None without one."""
     path = folder / FILE
     return {name: line["prompts"] for name, line in content(path)["lines"].items()} if path.exists() else None

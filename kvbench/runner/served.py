@@ -21,6 +21,7 @@ from kvbench.endpoint.engines import EXACT
 from kvbench.endpoint.life import Server, free_port
 from kvbench.endpoint.wire import Answer, Ask
 from kvbench.errors import ConfigError
+from kvbench.methods.byte_parts import KVBytes
 from kvbench.methods.bytes import kv_bytes
 from kvbench.models.endpoint_config import EndpointModel
 from kvbench.models.load import load_tokenizer
@@ -69,15 +70,25 @@ def served_format(config: RunConfig) -> str:
     return form
 
 
-def cache_sizes(config: RunConfig) -> dict[str, int] | None:
-    """Return the sizes from which bytes follow; None for sliding windows, and for sizes that are not known."""
+def decoder(config: RunConfig) -> Shape | None:
+    """Return the sizes of a run's model; None for sliding windows, and for sizes that are not known."""
     try:
         shape = Shape.of(config.model.dimensions())
     except (ConfigError, KeyError, TypeError):
         return None
-    if shape.windows and any(shape.windows):
-        return None
-    return {name: getattr(shape, name) for name in ("layers", "query_heads", "heads", "channels")}
+    return None if shape.windows and any(shape.windows) else shape
+
+
+def cache_bytes(config: RunConfig, shape: Shape, tokens: int) -> KVBytes:
+    """Return the bytes of a cache of the run's format with `tokens` tokens."""
+    return kv_bytes(
+        config.method,
+        tokens,
+        layers=shape.layers,
+        query_heads=shape.query_heads,
+        heads=shape.heads,
+        channels=shape.channels,
+    )
 
 
 @contextmanager
@@ -97,8 +108,8 @@ def open_served(config: RunConfig, missing: Sequence[Sample], folder: Path) -> I
         raise ConfigError(
             "dataset", config.dataset.get("name"), "needs more of a model than answers to prompts", hint="dataset=mini"
         )
-    sizes = cache_sizes(config)
-    expected = None if sizes is None else kv_bytes(config.method, TOKENS, **sizes).total / TOKENS
+    shape = decoder(config)
+    expected = None if shape is None else cache_bytes(config, shape, TOKENS).total / TOKENS
     with ExitStack() as stack:
         if model.engine is None:
             server, places = None, [found(url, model.served) for url in model.urls]
@@ -297,11 +308,11 @@ class Requests(Elsewhere):
 
     def _bill(self, tokens: int) -> dict[str, Any] | None:
         """Return the bytes of a cache with `tokens` tokens; None unless the server's format is proven."""
-        sizes = cache_sizes(self._config)
-        if self._about["cache"]["proof"] != "proven" or sizes is None:
+        shape = decoder(self._config)
+        if self._about["cache"]["proof"] != "proven" or shape is None:
             return None
-        used, room = (kv_bytes(self._config.method, count, **sizes) for count in (tokens, self._model.max_length))
-        plain = 4 * tokens * sizes["layers"] * sizes["heads"] * sizes["channels"]
+        used, room = (cache_bytes(self._config, shape, count) for count in (tokens, self._model.max_length))
+        plain = 4 * tokens * shape.layers * shape.heads * shape.channels
         return Bill(Parts(**asdict(used)), Parts(**asdict(room)), plain).as_dict()
 
     def _prompt(self, sample: Sample, new_tokens: int) -> EncodedPrompt:

@@ -55,7 +55,7 @@ def process(port: int, **options: Any) -> subprocess.Popen[bytes]:
 
 
 def of_endpoint(results: Any, *, form: str | None = None, limit: int = 6, **model: Any) -> dict[str, Any]:
-    """A run of tiny behind a server; `form` is a format of method=engine, None for fp16; `model` are keys of a group."""
+    """A run of tiny behind a server; `form` is a format of method=engine, None for fp16; `model` are further keys."""
     preset = {name: yaml.safe_load(group_options("model")[name].read_text()) for name in ("endpoint", "tiny")}
     made = config(results, "fp16", dataset={"limit": limit, "new_tokens": 8})
     made["model"] = {**preset["endpoint"], **preset["tiny"], "preset": "tiny", "retries": 6, **model}
