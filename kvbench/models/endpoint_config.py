@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from kvbench.endpoint.engines import SERVED, Engine
 from kvbench.errors import ConfigError
+from kvbench.models.by_name import SERVED as PRESET
 from kvbench.models.by_name import labelled
 from kvbench.models.spec import ModelConfig, without_secrets
 from kvbench.util.confdir import read_choice
@@ -152,7 +153,7 @@ def described(
     name = group.get("preset")
     if name is None:
         return labelled(group, preset, given)
-    known = sorted(other for other in presets if other != "endpoint")
+    known = sorted(other for other in presets if other != PRESET)
     if name not in known:
         raise ConfigError("model.preset", name, "is not a model of kvbench", allowed=known)
     own = {key: value for key, value in read_choice(presets[name]).items() if key not in given}

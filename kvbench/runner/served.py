@@ -79,7 +79,7 @@ def decoder(config: RunConfig) -> Shape | None:
     return None if shape.windows and any(shape.windows) else shape
 
 
-def cache_bytes(config: RunConfig, shape: Shape, tokens: int) -> KVBytes:
+def bytes_at(config: RunConfig, shape: Shape, tokens: int) -> KVBytes:
     """Return the bytes of a cache of the run's format with `tokens` tokens."""
     return kv_bytes(
         config.method,
@@ -109,7 +109,7 @@ def open_served(config: RunConfig, missing: Sequence[Sample], folder: Path) -> I
             "dataset", config.dataset.get("name"), "needs more of a model than answers to prompts", hint="dataset=mini"
         )
     shape = decoder(config)
-    expected = None if shape is None else cache_bytes(config, shape, TOKENS).total / TOKENS
+    expected = None if shape is None else bytes_at(config, shape, TOKENS).total / TOKENS
     with ExitStack() as stack:
         if model.engine is None:
             server, places = None, [found(url, model.served) for url in model.urls]
@@ -311,7 +311,7 @@ class Requests(Elsewhere):
         shape = decoder(self._config)
         if self._about["cache"]["proof"] != "proven" or shape is None:
             return None
-        used, room = (cache_bytes(self._config, shape, count) for count in (tokens, self._model.max_length))
+        used, room = (bytes_at(self._config, shape, count) for count in (tokens, self._model.max_length))
         plain = 4 * tokens * shape.layers * shape.heads * shape.channels
         return Bill(Parts(**asdict(used)), Parts(**asdict(room)), plain).as_dict()
 
