@@ -211,7 +211,7 @@ COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "KL, nats": _bound,
     "score": _number("score", "{:.3f}"),
     "Δ": _number("delta", "{:+.3f}"),
-    "flips": lambda line: "-" if line["flips"] is None else f"{line['flips']}/{line['scored']}",
+    "flips": _number("flips", "{:.0%}"),
     "tokens": _number("tokens", "{:.1f}"),
     "KV, MiB": _number("kv_bytes", "{:.2f}", 2**-20),
     "TTFT, s": _number("ttft_s", "{:.2f}"),

@@ -69,7 +69,7 @@ def test_rows_have_the_servers_tokens_and_say_what_server_it_was(tmp_path: Path)
     assert again["status"] == "ok", "a finished run asks no server"
 
 
-@pytest.mark.parametrize("engine", ["llamacpp", "vllm", "other"])
+@pytest.mark.parametrize("engine", ["llamacpp", pytest.param("vllm", marks=pytest.mark.slow), "other"])
 def test_faults_change_no_row(tmp_path: Path, engine: str) -> None:
     with serving(engine=engine, word="auto") as url:
         whole = stored(answer_run(of_endpoint(tmp_path / "whole", urls=[url], limit=12)))
@@ -354,6 +354,7 @@ def test_the_server_is_killed_twenty_times_and_rows_are_equal(tmp_path: Path) ->
     assert stored(answer_run(made)) == whole
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_under_a_run_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
     options = (f"mib={F16 * 4096 / 2**20}", "step_s=0.02")
     whole = stored(answer_run(started(tmp_path / "whole", tmp_path, *options, limit=8, concurrency=2)))
