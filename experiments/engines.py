@@ -20,13 +20,14 @@ from typing import Any
 
 from experiments import measured
 from experiments.measured import Folded
-from experiments.runs import Run, execute
+from experiments.runs import Run, execute, identify
 from experiments.stored import as_json, content, grid
 from kvbench.endpoint.engines import SERVED
 from kvbench.metrics.fidelity import first_difference
 from kvbench.results import aggregate
 from kvbench.results.fidelity_fold import flips_of
 from kvbench.results.samples import MEASURED, Row
+from kvbench.results.store import RunStore
 
 #: the file with all figures
 FILE = "figures.json"
@@ -110,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 outcome = execute(run)
                 print(": ".join(filter(None, (line.name, kind, outcome.status, outcome.reason))), flush=True)
                 failed += outcome.status != "ok"
-            found[line, kind] = measured.by_id(arguments.runs, run)[0]
+            found[line, kind] = RunStore(arguments.runs, identify(run)[0]).samples().rows
     status = measured.keep_measured_table(
         fold_engines(found, arguments.formats),
         arguments.out,
