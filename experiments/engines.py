@@ -35,6 +35,11 @@ FILE = "figures.json"
 TEXT, SCORED = "text", "scored"
 #: nats between the first two tokens up to which a difference of greedy texts is a near-tie
 TIE = 0.05
+#: note below the table
+NOTE = (
+    "Equal, KL, Δ and flips: against fp16 of the same side. KL: lower bound from the server's first log-probabilities, "
+    "until the first difference.\n"
+)
 #: the two sides
 ENGINE, OWN = "engine", "kvbench"
 Rows = Mapping[str, Row]
@@ -59,10 +64,15 @@ class Line:
         return Line(self.side, "fp16")
 
 
+#: fp16 with one request at a time, the floor of all differences
+FLOOR = Line(ENGINE, "fp16", ("model.concurrency=1",))
+#: fp16 without llama.cpp's flash attention, which adds values up in 16 bits on a CPU; packed caches need it
+EXACT = Line(ENGINE, "fp16", ("model.args=[--flash-attn,off]",))
+
+
 def lines(formats: Sequence[str]) -> list[Line]:
-    """Return the lines of the table, each side's fp16 first, and the floor."""
-    every = [Line(side, form) for side in (ENGINE, OWN) for form in ("fp16", *formats)]
-    return [*every, Line(ENGINE, "fp16", ("model.concurrency=1",))]
+    """Return the lines of the table, each side's fp16 first."""
+    return [*(Line(side, form) for side in (ENGINE, OWN) for form in ("fp16", *formats)), FLOOR, EXACT]
 
 
 def run_of_line(line: Line, kind: str, arguments: argparse.Namespace) -> Run:
@@ -73,7 +83,7 @@ def run_of_line(line: Line, kind: str, arguments: argparse.Namespace) -> Run:
     if line.side == OWN:  # fp16 as engines store it, not bfloat16
         model = [f"model={arguments.model}", "model.dtype=float16", f"runtime.device={arguments.device}"]
     method = ["method=fp16"] if line.form == "fp16" else ["method=engine", f"method.format={line.form}"]
-    limit = arguments.limit if line.form == "fp16" and not line.more else arguments.others
+    limit = arguments.limit if line.form == "fp16" and line != FLOOR else arguments.others
     data = {
         TEXT: ["dataset=mini_text", "dataset.warm_up=0", "dataset.max_new_tokens=32", f"dataset.limit={limit}"],
         SCORED: ["dataset=mini", "dataset.lengths=[512]", f"dataset.limit={arguments.scored}"],
@@ -105,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_engine_options(sys.argv[1:] if argv is None else argv)
     failed, found = 0, {}
     for line in lines(arguments.formats):
+        if line == EXACT and not arguments.serve.startswith("llamacpp"):
+            continue
         for kind in (TEXT, SCORED):
             run = run_of_line(line, kind, arguments)
             if not arguments.fold_only:
@@ -137,24 +149,26 @@ def fold_engines(found: Mapping[tuple[Line, str], Rows], formats: Sequence[str])
     }
     if not figures:
         return Folded("There are no runs yet.")
-    pair = [found.get((Line(side, "fp16"), TEXT), {}) for side in (ENGINE, OWN)]
-    parity = [differing(name, *(rows[name] for rows in pair)) for name in pair[0] if name in pair[1]]
-    same = sum(one["at"] is None for one in parity)
-    ties = sum(one["gap"] is not None and one["gap"] <= TIE for one in parity)
+    own = found.get((Line(OWN, "fp16"), TEXT), {})
+    parity = {
+        line.name: [differing(name, row, own[name]) for name, row in found.get((line, TEXT), {}).items() if name in own]
+        for line in (Line(ENGINE, "fp16"), EXACT)
+    }
     head = ("", *COLUMNS)
     body = [(name, *(show(line) for show in COLUMNS.values())) for name, line in figures.items()]
-    text = grid(head, body) + (
-        f"\n\nGreedy texts with fp16: {same} of {len(parity)} equal kvbench's"
-        + (
-            f"; of the other {len(parity) - same}, {ties} differ first at a near-tie (at most {TIE} nats)"
-            if parity
-            else ""
-        )
-        + ".\nΔ, flips and what is equal: against fp16 of the same side; KL ≥: lower bound from the server's first "
-        "log-probabilities, until the first difference.\n"
-    )
+    text = "\n".join([grid(head, body), "", *(said(name, parts) for name, parts in parity.items() if parts), "", NOTE])
     counts = {name: line["prompts"] for name, line in figures.items()}
     return Folded(text, {FILE: as_json({"lines": figures, "parity": parity})}, counts)
+
+
+def said(name: str, parts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the sentence about the greedy texts of a line, compared with kvbench's (:func:`differing`)."""
+    other = [part for part in parts if part["at"] is not None]
+    ties = sum(part["gap"] is not None and part["gap"] <= TIE for part in other)
+    return (
+        f"Greedy texts, {name}: {len(parts) - len(other)} of {len(parts)} are kvbench's with fp16; "
+        f"{ties} of the other {len(other)} differ first at a near-tie (at most {TIE} nats).\n"
+    )
 
 
 def figures_of(texts: Rows, plain_texts: Rows, scored: Rows, plain_scored: Rows) -> dict[str, Any]:

@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from experiments.engines import ENGINE, OWN, SCORED, TEXT, Line, fold_engines, lines, parse_engine_options, run_of_line
+from experiments.engines import (
+    ENGINE,
+    FLOOR,
+    OWN,
+    SCORED,
+    TEXT,
+    Line,
+    fold_engines,
+    lines,
+    parse_engine_options,
+    run_of_line,
+)
 from kvbench.results.samples import MEASURED
 
 
@@ -49,9 +60,10 @@ def test_the_table() -> None:
     assert q8["kl_bound"]["positions"] == 3 * 3 + 2
     assert q8["kl_bound"]["mean"] > 0
     assert figures["lines"]["kvbench q8_0"]["kl_bound"] is None
-    assert [part["at"] for part in figures["parity"]] == [1, None, None, None]
-    assert figures["parity"][0]["gap"] == pytest.approx(0.03)
-    assert "3 of 4 equal kvbench's; of the other 1, 1 differ first at a near-tie" in folded.text
+    parity = figures["parity"]["engine fp16"]
+    assert [part["at"] for part in parity] == [1, None, None, None]
+    assert parity[0]["gap"] == pytest.approx(0.03)
+    assert "engine fp16: 3 of 4 are kvbench's with fp16; 1 of the other 1 differ first at a near-tie" in folded.text
     assert fold_engines({}, ["q8_0"]).text == "There are no runs yet."
 
 
@@ -64,6 +76,6 @@ def test_the_runs_of_a_line() -> None:
     own = run_of_line(Line(OWN, "fp16"), SCORED, given).command
     assert "model=smollm2-135m-q4_1 model.dtype=float16" in own
     assert "method=fp16 dataset=mini " in own
-    floor = lines(["q8_0"])[-1]
+    floor = FLOOR
     assert (floor.name, floor.baseline) == ("engine fp16 concurrency=1", Line(ENGINE, "fp16"))
     assert "model.concurrency=1 method=fp16" in run_of_line(floor, TEXT, given).command
