@@ -113,6 +113,9 @@ class EndpointModel(ModelConfig):
                 raise ConfigError("model.args", flag, _REFUSED[flag])
         if self.weights != "pretrained":
             raise ConfigError("model.weights", self.weights, "is the server's choice", hint="model.weights=pretrained")
+
+    def check_file(self) -> None:
+        """Raise ConfigError if the server loads a GGUF file that is not on this machine."""
         gguf = self.serve is not None and self.serve.startswith("llamacpp")
         if gguf and not Path(str(self.loads)).expanduser().is_file():
             raise ConfigError("model.served", self.loads, "is not a GGUF file", hint="model.served=./FILE.gguf")
