@@ -36,6 +36,7 @@ USED_OTHERWISE = {
     "pytest_timeout": "found by pytest",
     "xdist": "found by pytest",
     "ruff": "a command",
+    "llama_cpp_python": "a server in a process of its own, for model.serve=llamacpp_python",
     "mypy": "a command",
     "types_pyyaml": "types for mypy",
     "nbclient": "runs the notebooks for make test-slow",

@@ -16,6 +16,7 @@ from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
 from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.load import load_method
+from kvbench.models.by_name import SERVED
 from kvbench.models.spec import ModelConfig
 from kvbench.util.confdir import group_options
 from kvbench.util.schema import build
@@ -224,7 +225,8 @@ one token in 16 bits.
 def model_page() -> str:
     """Return the page of the models: presets, their sizes, and what keys and values take in full precision."""
     lines, licences = [], []
-    for name, path in group_options("model").items():
+    presets = {name: path for name, path in group_options("model").items() if name != SERVED}
+    for name, path in presets.items():
         model: ModelConfig = build(ModelConfig, yaml.safe_load(path.read_text(encoding="utf-8")), "model")
         numbers = model._numbers()
         layers, heads = int(numbers["num_hidden_layers"]), int(numbers["num_attention_heads"])
@@ -241,11 +243,11 @@ def model_page() -> str:
         licences.append(f"| `{name}` | {model.licence} | {'accept it on the hub first' if model.gated else ''} |")
     notes = [
         f"- `{name}`: {note}"
-        for name, path in group_options("model").items()
+        for name, path in presets.items()
         if (note := yaml.safe_load(path.read_text(encoding="utf-8")).get("note"))
     ]
     gated = "## Licences\n\n| `model=` | licence | |\n|---|---|---|\n" + "\n".join(licences) + "\n\n## Notes"
-    first = next(name for name in group_options("model") if name != "tiny")
+    first = next(name for name in presets if name != "tiny")
     rows = option_table(choice("model", first).options)
     tail = f"\n## Options of a model\n\nThe defaults are those of `model={first}`.\n\n{rows}"
     return HEAD + "\n".join(lines) + f"\n\n{gated}\n" + "\n".join(notes) + "\n" + tail

@@ -22,6 +22,7 @@ from kvbench.cli.usage import group_text
 from kvbench.config.logger_config import LOGGERS
 from kvbench.config.run_config import DecodingConfig, RuntimeConfig
 from kvbench.errors import ConfigError, few, nearest
+from kvbench.models.endpoint_config import KEYS, EndpointModel
 from kvbench.models.spec import ModelConfig
 from kvbench.quantizers.spec import QuantizerSpec, taken
 from kvbench.util.confdir import (
@@ -152,6 +153,8 @@ def _classes(group: str, data: Mapping[str, Any]) -> tuple[type | None, type | N
     if "_target_" in data:
         target = load_class(f"{group}._target_", data["_target_"], "kvbench.methods.kivi.Kivi")
         return target, target
+    if group == "model" and data.keys() & KEYS:
+        return None, EndpointModel
     return None, LOGGERS.get(str(data.get("name"))) if group == "logger" else SCHEMAS.get(group)
 
 

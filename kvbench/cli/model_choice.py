@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvbench.errors import ConfigError
 from kvbench.models import by_name
 from kvbench.models.by_name import labelled
+from kvbench.models.endpoint_config import KEYS, described
 from kvbench.models.outliers import named
 from kvbench.util.confdir import conf_dir, group_options, read_choice
 
@@ -74,7 +75,8 @@ def fill_from_checkpoint(
     keys = {text.split("=", 1)[0].partition("model.")[2] for text in texts if text.startswith("model.")}
     if choice in presets:
         preset = read_choice(presets[choice])
-        checked = labelled(group, preset, keys)
+        served = KEYS & preset.keys()
+        checked = described(group, preset, presets, keys) if served else labelled(group, preset, keys)
     else:
         checked = by_name.complete_unlisted(choice, group, keys, presets)
     with open_dict(config):

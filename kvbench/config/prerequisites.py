@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import ConfigError
+from kvbench.models.endpoint_config import EndpointModel
 from kvbench.util.requirements import Package, check_packages, exists, has_gpu
 
 if TYPE_CHECKING:
@@ -74,7 +75,10 @@ def check_path(path: Any) -> None:
 
 
 def check_weights(checked: RunConfig) -> None:
-    """Raise ConfigError if a model is to be loaded from a local folder that has no weight files."""
+    """Raise ConfigError if a local folder, or the file that a server is to load, has no weights."""
+    if isinstance(checked.model, EndpointModel):
+        checked.model.check_file()
+        return
     folder = checked.model.folder()
     if folder is None or checked.model.random:
         return

@@ -16,6 +16,7 @@ from kvbench import tasks
 from kvbench.config.logger_config import AnyLogger, NoLogger, logger_of
 from kvbench.config.run_options import DecodingConfig, RuntimeConfig
 from kvbench.errors import CombinationError, ConfigError, KvbenchError, cut_text
+from kvbench.models.endpoint_config import model_of
 from kvbench.models.quantized.plan import check_whole
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks.base import Task
@@ -63,7 +64,7 @@ def checked_config(config: Mapping[str, Any]) -> RunConfig:
                 "must be a group of keys",
                 hint=f"choose one with {group}=NAME; --help lists the names",
             )
-    model = build(ModelConfig, config["model"], "model")
+    model = model_of(config["model"])
     model.check()
     decoding = build(DecodingConfig, config["decoding"], "decoding")
     decoding.check()
@@ -125,6 +126,13 @@ def _combinations(checked: RunConfig) -> None:
                 "4 bits already, and the draft uses them",
                 hint="method.draft_weights=same",
             )
+    if model.served_elsewhere:
+        for key in ("workers", "tensor_parallel", "device_map", "shared_prefill"):
+            value, usual = getattr(checked.runtime, key), getattr(RuntimeConfig(), key)
+            if value != usual:
+                raise CombinationError(
+                    f"runtime.{key}", value, "is the server's business with model=endpoint", hint="model.concurrency=N"
+                )
     if checked.runtime.workers != 1 and (checked.task.single_process or checked.task.adaptive):
         raise CombinationError(
             "runtime.workers",

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from kvbench.config.setting import written
+from kvbench.models.by_name import SERVED
 from kvbench.models.outliers import base_name
 from kvbench.results.identity import method_name
 from kvbench.util.confdir import conf_dir, group_options, read_choice
@@ -67,7 +68,10 @@ def _changes(group: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]
         standard = _choice_content(group, "default" if group == "runtime" else choice)
     if group == "method":  # what every method has
         standard = {**_file("config").get("method", {}), **standard}
-    if group == "model" and choice not in _choices("model"):
+    if group == "model" and choice == SERVED:  # the description is that of the preset, which is named
+        described = _choice_content("model", config[group].get("preset"))
+        standard, left_out = {**standard, **described, "preset": None}, ("name", "note")
+    elif group == "model" and choice not in _choices("model"):
         standard, left_out = _PLAIN, (*left_out, *_READ)
     for key, value in _changed(standard, {k: v for k, v in config[group].items() if k not in left_out}):
         yield f"{group}.{key}", value
@@ -81,6 +85,8 @@ def _choice(group: str, config: Mapping[str, Any]) -> str | None:
     """Return the name of a group's choice; None for groups without one."""
     values = config[group]
     if group == "model":
+        if "urls" in values:
+            return SERVED
         path = values.get("path")
         name = base_name(str(values.get("preset") or values.get("name") or ""))
         if isinstance(name, str) and name in _choices("model"):

@@ -200,6 +200,8 @@ PLAIN: Mapping[str, Any] = {
     "architecture": None,
     "outliers": NONE,
 }
+#: the preset of a model behind a server, the only one that is no checkpoint
+SERVED = "endpoint"
 #: a full commit hash, the name of a snapshot's folder in the hub's cache
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -290,6 +292,8 @@ def group(name: str, changes: Mapping[str, Any] | None = None, key: str = "model
     """
     presets, changes = group_options("model"), dict(changes or {})
     check_model_name(name, presets, key=key)
+    if name == SERVED:
+        raise ConfigError(key, name, "is a model behind a server, but this needs its weights", hint=f"{key}=NAME")
     if name in presets:
         preset = read_choice(presets[name])
         return named(labelled({**preset, **changes}, preset, set(changes)))

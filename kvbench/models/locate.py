@@ -57,7 +57,8 @@ def locate(model: ModelConfig) -> Source:
         )
     folder = model.folder()
     if folder is not None:
-        _check_folder(model, folder)
+        if not model.served_elsewhere:
+            _check_folder(model, folder)
         return Source(str(folder), local=True)
     if model.hub_id is None and model.package is not None:
         raise absent(model.name, model.package)
@@ -251,7 +252,7 @@ def fetched(model: ModelConfig) -> Source:
         ModelError: the weights are unavailable, or the download is incomplete.
     """
     source = locate(model)
-    if source.local:
+    if source.local or model.served_elsewhere:  # a tokenizer is downloaded by transformers, file by file
         return source
     files = planned(model)
     say(announcement(f"model {model.name}", files))

@@ -265,6 +265,15 @@ class ModelConfig:
             raise ConfigError(f"model.{key}", getattr(self, key), f"is not supported: {reason}")
 
     @property
+    def served_elsewhere(self) -> bool:
+        """True if a server runs the model, so that kvbench needs its tokenizer alone."""
+        return False
+
+    def more_identity(self) -> dict[str, Any]:
+        """Return what determines answers beside the fields, for the run id; empty unless a server runs the model."""
+        return {}
+
+    @property
     def calibrated_as(self) -> str:
         """Name under which calibration files record the model: its name, with ``-random`` for random weights."""
         return f"{self.name}-random" if self.random else self.name

@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 from kvbench.metrics import intervals
+from kvbench.metrics.kl_bound import until_divergence
 from kvbench.results.fidelity_fold import fold_fidelity_rows
 from kvbench.results.points import halves, summarize_points
 from kvbench.results.samples import Row
@@ -139,11 +140,38 @@ def scores(
         measured = summarize_points(group, baseline)
         if measured is not None:
             entry["points"] = measured
+        bound = kl_bound(group, baseline)
+        if bound is not None:
+            entry["kl_bound"] = bound
         compared = fold_fidelity_rows(group)
         if compared is not None:
             entry["fidelity"] = compared
         by_key[key] = entry
     return by_key
+
+
+def kl_bound(group: Sequence[Row], baseline: Mapping[str, Row] | None) -> dict[str, Any] | None:
+    """Fold the log-probabilities that servers returned into the fields of :class:`record_scores.KlBound`.
+
+    The result is None without a baseline, or if either run has no log-probabilities.
+    """
+    pairs = [(row, (baseline or {}).get(row["id"]) or {}) for row in group if row.get("top_logprobs")]
+    per_row = [
+        until_divergence(other["tokens"], row["tokens"], other["top_logprobs"], row["top_logprobs"])
+        for row, other in pairs
+        if other.get("top_logprobs")
+    ]
+    per_row = [bounds for bounds in per_row if bounds]
+    if not per_row:
+        return None
+    places = [bound for bounds in per_row for bound in bounds]
+    return {
+        "mean": fmean(places),
+        "stderr": mean_error([fmean(bounds) for bounds in per_row])[1],
+        "positions": len(places),
+        "prompts": len(per_row),
+        "top": max(len(place) for row, _ in pairs for place in row["top_logprobs"]),
+    }
 
 
 def interval_ends(interval: tuple[float, float] | None) -> dict[str, float]:

@@ -24,6 +24,9 @@ STEPS = "decoding/steps"
 #: parts of rows with figures that only they have: points of time and memory, predictions that are compared with fp16's,
 #: and answers to prompts that were read for several methods at once
 POINTS, FIDELITY, SHARED = "runner/points", "runner/fidelity", "runner/shared_runs"
+#: what answers of a server depend on: requests, and prompts, tokenizer and scores; the rest runs inside the server
+SERVED = "runner/served"
+_OF_SERVED = (SERVED, SCORER, "task", "runner", "model", "config", "util")
 #: what rows record of the kernels of each package, used on a GPU
 _KERNELS = "kernels"
 #: dtype of what caches store in full precision, under ``model.dtype=auto``: no code, but rows of another one are older
@@ -64,6 +67,8 @@ def used(code: Code, row: Row | None, *, on_gpu: bool) -> Code:
     Args:
         row: the row; the code that it may record is not read. None selects all that fp16's predictions may use.
     """
+    if row is not None and (row.get(MEASURED) or {}).get("endpoint"):
+        return {part: value for part, value in code.items() if part in _OF_SERVED}
     return {part: value for part, value in code.items() if not _optional(part) or _used(part, row, on_gpu)}
 
 
@@ -79,7 +84,7 @@ def _used(part: str, row: Row | None, on_gpu: bool) -> bool:
         return on_gpu or family or part == FIDELITY
     measured = row.get(MEASURED, {})
     point = measured.get("point") or {}
-    figures = {POINTS: point, FIDELITY: row.get("fidelity"), SHARED: measured.get("shared_prefill")}
+    figures = {POINTS: point, FIDELITY: row.get("fidelity"), SHARED: measured.get("shared_prefill"), SERVED: False}
     if part in figures:
         return bool(figures[part])
     if family:

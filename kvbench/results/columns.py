@@ -100,10 +100,11 @@ def of_scores(lines: Sequence[RunLine]) -> list[Column[RunLine]]:
     """
     names = dict.fromkeys(key for line in lines for key in line.run.scores)
     compared = {key for line in lines for key, entry in line.run.scores.items() if entry.fidelity}
-    return [_of_score(name, compared=name in compared) for name in names]
+    bounded = {key for line in lines for key, entry in line.run.scores.items() if entry.kl_bound}
+    return [_of_score(name, compared=name in compared, bounded=name in bounded) for name in names]
 
 
-def _of_score(key: str, *, compared: bool = False) -> Column[RunLine]:
+def _of_score(key: str, *, compared: bool = False, bounded: bool = False) -> Column[RunLine]:
     def value(read: Callable[[Score], Any]) -> Callable[[RunLine], Any]:
         return lambda line: read(line.run.scores[key]) if key in line.run.scores else None
 
@@ -124,6 +125,11 @@ def _of_score(key: str, *, compared: bool = False) -> Column[RunLine]:
             f"{key} ppl": value(lambda score: score.perplexity and score.perplexity.ppl),
             f"{key} bits_per_byte": value(lambda score: score.perplexity and score.perplexity.bits_per_byte),
             **({f"{key} {name}": value(read) for name, read in FIGURES.items()} if compared else {}),
+            **(
+                {f"{key} kl_lower_bound": value(lambda score: score.kl_bound and score.kl_bound.mean)}
+                if bounded
+                else {}
+            ),
         },
     )
 
@@ -292,6 +298,42 @@ def _timed_rounds(lines: Sequence[RunLine]) -> bool:
     return any(line.run.speculation and line.run.speculation.round_times for line in lines)
 
 
+def _kl_bounded(lines: Sequence[RunLine]) -> bool:
+    return any(entry.kl_bound for line in lines for entry in line.run.scores.values())
+
+
+def _kl_bound(run: Metrics) -> Cell:
+    """Return the cell with the lower bound of the KL divergence over all tasks, and below it what it rests on."""
+    bounds = [entry.kl_bound for entry in run.scores.values() if entry.kl_bound]
+    places = sum(bound.positions for bound in bounds)
+    if not places:
+        return Cell("-")
+    mean = sum(bound.mean * bound.positions for bound in bounds) / places
+    return Cell(f"KL ≥ {mean:.3g} nats", f"top {max(bound.top for bound in bounds)}, to the first difference")
+
+
+def _server(run: Metrics) -> Cell:
+    """Return the cell with the engine of a server, and below it whether the format of its cache is proven."""
+    server = run.env.endpoint
+    if server is None:
+        return Cell("-")
+    return Cell(
+        f"{server.engine} {server.version or ''}".strip(), f"cache {server.cache.proof}" if server.cache else ""
+    )
+
+
+def _server_figure(name: str) -> Callable[[RunLine], Any]:
+    return lambda line: line.run.env.endpoint and getattr(line.run.env.endpoint, name)
+
+
+def _cache_figure(name: str) -> Callable[[RunLine], Any]:
+    def read(line: RunLine) -> Any:
+        server = line.run.env.endpoint
+        return getattr(server.cache, name) if server is not None and server.cache is not None else None
+
+    return read
+
+
 def _several_scores(lines: Sequence[RunLine]) -> bool:
     """Return True if more than one task has scores, so that a mean makes sense; perplexities do not count."""
     names = {key for line in lines for key, entry in line.run.scores.items() if entry.score is not None}
@@ -393,6 +435,14 @@ COLUMNS: list[Column[RunLine]] = [
         lambda line: _round(line.run),
         {f"round_{name}": _round_figure(name) for name in ROUND},
         present=_timed_rounds,
+    ),
+    Column("KL bound", cell=lambda line: _kl_bound(line.run), present=_kl_bounded),
+    Column(
+        "server",
+        cell=lambda line: _server(line.run),
+        csv={f"server_{key}": _server_figure(key) for key in ("engine", "version", "concurrency", "prefix_reuse")}
+        | {f"server_cache_{key}": _cache_figure(key) for key in ("proof", "word", "bytes_per_token")},
+        present=lambda lines: any(line.run.env.endpoint for line in lines),
     ),
     Column("code", cell=lambda line: Cell(_code(line.run)), places=(LIST,), wraps=True),
 ]

@@ -82,6 +82,8 @@ def identity(
         model["revision"] = None  # random weights of a preset's architecture, whatever commit the preset pins
     elif not str(config["model"].get("path")).startswith("kvbench:"):
         model["description"] = _definition_digest(weights)
+    if config["model"].get("endpoint"):
+        model["endpoint"] = config["model"]["endpoint"]
     if config["model"].get("outliers", "none") != "none":
         model["outliers"] = config["model"]["outliers"]
     method = {
@@ -167,7 +169,8 @@ def short_name(config: Mapping[str, Any]) -> str:
 
     They are followed by the share of tokens that is kept, by formats of single layers, and by a rotation that is not
     the method's default: ``keep int4 keep=0.5``, ``kivi int4 layers=0-1:fp16 rotation=hadamard``. Speculation with a
-    forced acceptance, whose text is meaningless, is labelled so: ``quantspec (forced acceptance 0.9)``.
+    forced acceptance, whose text is meaningless, is labelled so: ``quantspec (forced acceptance 0.9)``. A model behind
+    a server is labelled with the engine that the run starts, or ``@url``: ``engine q8_0 @llamacpp``.
     """
     method, quantizer = config["method"], (config.get("quantizer") or {}).get("name")
     # only methods that have formats of their own, in place of a quantizer's presets
@@ -180,7 +183,10 @@ def short_name(config: Mapping[str, Any]) -> str:
     label = None if forced is None else f"(forced acceptance {forced:g})"
     packed = None if quantizer == "none" else quantizer
     share = None if method.get("keep") is None else f"keep={method['keep']}"
-    return " ".join(part for part in (method_name(config), form, packed, share, mixed, _rotated(method), label) if part)
+    server = config.get("model") or {}
+    where = f"@{server.get('serve') or 'url'}" if server.get("serve") or server.get("urls") else None
+    parts = (method_name(config), form, packed, share, mixed, _rotated(method), label, where)
+    return " ".join(part for part in parts if part)
 
 
 def _rotated(method: Mapping[str, Any]) -> str | None:

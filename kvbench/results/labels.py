@@ -67,4 +67,6 @@ def _settings(run: Metrics) -> dict[str, Any]:
     flat |= {f"method.{key}": value for key, value in config["method"].items() if key not in (*UNSAID, *SHOWN)}
     rotation = config["method"].get("rotation") or {}  # runs from before the option have none
     flat["method.rotation"] = "/".join(dict.fromkeys(str(rotation.get(side, "none")) for side in ("key", "value")))
+    server = (run.get("env") or {}).get("endpoint") or {}
+    flat |= {f"model.{key}": server[key] for key in ("concurrency", "prefix_reuse") if key in server}
     return flat | {f"decoding.{key}": value for key, value in config["decoding"].items()}

@@ -47,6 +47,32 @@ class Weights:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServedCache:
+    """What is known of a server's cache (:class:`kvbench.endpoint.proof.Verdict`)."""
+
+    proof: Literal["proven", "claimed", "unknown"]
+    word: str | None = None
+    bytes_per_token: float | None = typed_key(default=None, minimum=0)
+    expected: float | None = typed_key(default=None, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """The server that ran the model: its engine, the command that started it or its URLs, and its cache.
+
+    ``concurrency`` is the number of requests at once, ``prefix_reuse`` whether cached prefixes might be reused.
+    """
+
+    engine: str
+    version: str | None = None
+    command: list[str] | None = None
+    urls: list[str] | None = None
+    concurrency: int = typed_key(default=1, minimum=1)
+    prefix_reuse: bool = False
+    cache: ServedCache | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Env:
     """Machine and software versions of a run, and how its model was loaded.
 
@@ -77,6 +103,7 @@ class Env:
     layout: Literal["one device", "device_map", "tensor_parallel"] | None = typed_key(optional=True)
     weights: Weights | None = typed_key(optional=True)
     dequantized: str | None = typed_key(optional=True)
+    endpoint: Endpoint | None = typed_key(optional=True)
     load: Load | None = typed_key(optional=True)
 
 

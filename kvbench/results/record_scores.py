@@ -375,6 +375,23 @@ class Points:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KlBound:
+    """Lower bound of the KL divergence from the server's own fp16, from the log-probabilities that it returns.
+
+    Args:
+        mean: mean over all places up to each answer's first difference from fp16's, in nats.
+        stderr: standard error of the mean over prompts.
+        top: number of log-probabilities per place.
+    """
+
+    mean: float = typed_key(minimum=0)
+    stderr: float | None = typed_key(default=None, minimum=0)
+    positions: int = typed_key(minimum=1)
+    prompts: int = typed_key(minimum=1)
+    top: int = typed_key(minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Score:
     """Mean score of one task, or of one task at one prompt length, with everything else measured on its samples."""
 
@@ -391,3 +408,4 @@ class Score:
     fidelity: Fidelity | None = typed_key("comparison of predictions with fp16's (dataset=fidelity)", optional=True)
     low: float | None = typed_key("lower end of the score's 95 % interval", optional=True)
     high: float | None = typed_key("upper end of the score's 95 % interval", optional=True)
+    kl_bound: KlBound | None = typed_key("lower bound of the KL divergence from fp16 (model=endpoint)", optional=True)

@@ -90,7 +90,7 @@ def settled(checked: RunConfig) -> dict[str, Any]:
         quantizer["version"] = QuantizerSpec.version
     return {
         **config,
-        "model": dataclasses.asdict(checked.model),
+        "model": dataclasses.asdict(checked.model) | checked.model.more_identity(),
         "method": {**method, "_target_": config["method"].get("_target_")},
         "quantizer": quantizer,
         "decoding": dataclasses.asdict(checked.decoding),

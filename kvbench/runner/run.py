@@ -30,11 +30,11 @@ from kvbench.util.progress import Progress, say
 
 if TYPE_CHECKING:
     from kvbench.runner.session import Session
-    from kvbench.runner.workers import Outcome, Workers
+    from kvbench.runner.workers import Elsewhere, Outcome
 
 
 #: keys of `env.json` that some runs lack
-OPTIONAL = ("weights", "arithmetic", "usual_dtype", "slower", "dequantized")
+OPTIONAL = ("weights", "arithmetic", "usual_dtype", "slower", "dequantized", "endpoint")
 
 
 def answer_run(config: RunConfig | Mapping[str, Any], begun: Callable[[str], None] | None = None) -> dict[str, Any]:
@@ -246,26 +246,15 @@ class RunSteps(RunState):
         """Load the model and run the missing samples; the first batch is a warm-up whose live tensors are counted."""
         self.checked.method.ready()  # this and the next refuse at once, without torch
         check_fits(self.checked)
-        from kvbench.models.devices import homes
-        from kvbench.profiling.device import device_name
-
-        self._settle_arithmetic()
+        if not self.checked.model.served_elsewhere:
+            self._settle_arithmetic()
         origins.settle(self.store, self.checked)  # before weights are loaded, if they are on this machine
-        several = workers.worker_count(self.checked)
-        if several == 1:
-            device = homes(self.checked.runtime)[0]
-            self.environment = environment(str(device), device_name(device))
         if self.team is not None:
             self.team.on_failure = self._lost
             self.team.tell([sample.id for sample in missing])
         with ExitStack() as stack:
             try:
-                opening: AbstractContextManager[Session | Workers] = (
-                    ranks.open_session(self.checked, self.team)
-                    if several == 1
-                    else workers.open_workers(self.checked, missing, several)
-                )
-                session = stack.enter_context(opening)
+                session = stack.enter_context(self._opening(missing))
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -283,7 +272,7 @@ class RunSteps(RunState):
             stack.callback(self._note_load, load.Moment(), session)
             done = len(self.samples) - len(missing)
             bar = stack.enter_context(Progress(self.label, len(self.samples), done))
-            if isinstance(session, workers.Workers):
+            if isinstance(session, workers.Elsewhere):
                 self._from_workers(session, bar)
             else:
                 session.report = bar.within
@@ -293,8 +282,24 @@ class RunSteps(RunState):
                         return
             origins.settle(self.store, self.checked)  # the first search may have fetched the encoder
 
-    def _from_workers(self, crew: Workers, bar: Progress) -> None:
-        """Store the rows of worker processes as they come, and at the end order them as one process would write them.
+    def _opening(self, missing: list[Sample]) -> AbstractContextManager[Session | Elsewhere]:
+        """Return what runs the missing samples inside a ``with`` block: a session, worker processes or a server."""
+        if self.checked.model.served_elsewhere:
+            from kvbench.runner.served import open_served
+
+            return open_served(self.checked, missing, self.store.path)
+        from kvbench.models.devices import homes
+        from kvbench.profiling.device import device_name
+
+        several = workers.worker_count(self.checked)
+        if several > 1:
+            return workers.open_workers(self.checked, missing, several)
+        device = homes(self.checked.runtime)[0]
+        self.environment = environment(str(device), device_name(device))
+        return ranks.open_session(self.checked, self.team)
+
+    def _from_workers(self, crew: Elsewhere, bar: Progress) -> None:
+        """Store the rows of workers or a server as they come, and at the end order them as one process would have.
 
         If the run is interrupted, the rows that have come by then are stored too.
         """

@@ -29,7 +29,7 @@ from kvbench.util.progress import Progress, say
 if TYPE_CHECKING:
     from kvbench.parallel.team import Team
     from kvbench.runner.session import Session
-    from kvbench.runner.workers import Outcome, Workers
+    from kvbench.runner.workers import Elsewhere, Outcome
 
 
 #: number of failed samples at which a run gives up: one bad record must not end it, a broken installation must
@@ -176,13 +176,13 @@ class RunState:
         bar.advance(len(rows), remarks.note(rows[-1]))
         return True
 
-    def _note_load(self, start: load.Moment, session: Session | Workers) -> None:
+    def _note_load(self, start: load.Moment, session: Session | Elsewhere) -> None:
         """Record how busy the machine was since `start`, so that tables can warn if this distorts times.
 
-        The worker processes of a session count as part of the run.
+        The worker processes of a session, or its server, count as part of the run.
         """
         end, pids = load.Moment(), []
-        if isinstance(session, workers.Workers):
+        if isinstance(session, workers.Elsewhere):
             self.environment |= session.layout()  # now with the devices of all workers
             pids = session.pids
         self.environment["load"] = load.between(start, replace(end, own=end.own + load.cpu_seconds(pids)))

@@ -47,6 +47,7 @@ OPTIONAL = {
     codes.POINTS: ("kvbench.runner.points",),
     codes.FIDELITY: ("kvbench.runner.fidelity_samples",),
     codes.SHARED: ("kvbench.runner.shared_runs",),
+    codes.SERVED: ("kvbench.runner.served", "kvbench.endpoint"),
 }
 #: parts that are not named for their package
 _NAMES = {"methods": "method", "models": "model"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
@@ -31,8 +32,45 @@ SERVER = "kvbench.runner.workers:serve"
 Outcome = tuple[list[Sample], list[Row] | Exception]
 
 
-class Workers:
-    """The worker processes of a run, with the methods of a session that the run needs.
+class Elsewhere(ABC):
+    """Base class of what runs the samples of a run outside its process, and returns their rows as they come.
+
+    Attributes:
+        device: torch's name of the device of the first worker, or ``endpoint``.
+        machine: names of the device and the dtype, which are copied into each row.
+    """
+
+    device: str
+    machine: Machine
+
+    @property
+    @abstractmethod
+    def pids(self) -> list[int]:
+        """Process ids of what runs the samples, as far as they are known."""
+
+    @abstractmethod
+    def layout(self) -> dict[str, Any]:
+        """Return what `env.json` says of the model beside its device and dtypes (:meth:`Session.layout`)."""
+
+    @abstractmethod
+    def order(self) -> list[str]:
+        """Return the ids of the samples in the order in which a single process would run them."""
+
+    @abstractmethod
+    def outcomes(self) -> Iterator[Outcome]:
+        """Run all samples, and yield each batch with its rows, or with its exception, as soon as it is done."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Start no more batches; :meth:`outcomes` ends with those that are running."""
+
+    @abstractmethod
+    def unseen(self) -> list[Outcome]:
+        """Return the batches that were finished but not yet yielded when :meth:`outcomes` was interrupted."""
+
+
+class Workers(Elsewhere):
+    """The worker processes of a run.
 
     `device` is torch's name of the device of the first worker.
     """
@@ -58,21 +96,21 @@ class Workers:
         return self._crew.pids
 
     def order(self) -> list[str]:
-        """Return the ids of the samples in the order in which a single process would run them."""
+        """Return the ids of the samples in the order of the batches."""
         return [sample.id for batch in self._batches for sample in batch]
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Run all batches, and yield each with its rows, or with its exception, as soon as it is done."""
+        """Hand all batches to the workers, and yield them as they are done."""
         requests = [{"rows": [sample.id for sample in batch]} for batch in self._batches]
         for index, answer in self._crew.outcomes(requests):
             yield self._batches[index], answer
 
     def stop(self) -> None:
-        """Start no more batches; :meth:`outcomes` ends with those that are running."""
+        """Hand out no more batches."""
         self._crew.stop()
 
     def unseen(self) -> list[Outcome]:
-        """Return the batches that were finished but not yet yielded when :meth:`outcomes` was interrupted."""
+        """Return the batches that are done, but not yielded."""
         return [(self._batches[index], answer) for index, answer in self._crew.unseen() if isinstance(index, int)]
 
 

@@ -16,6 +16,7 @@ from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError, ModelError
 from kvbench.hub import transfer as asking
 from kvbench.hub.transfer import Answer
+from kvbench.models.by_name import SERVED
 from kvbench.models.load import byte_tokenizer, hf_config, load_model, random_model, resolve_device, shape_of
 from kvbench.models.locate import locate
 from kvbench.models.spec import ModelConfig, local_folder
@@ -24,7 +25,7 @@ from kvbench.util.confdir import group_options
 from kvbench.util.schema import build
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = list(group_options("model"))
+NAMES = [name for name in group_options("model") if name != SERVED]
 REAL = [name for name in NAMES if name != "tiny"]
 #: the models of the papers
 PAPERS = {

@@ -33,6 +33,7 @@ KIVI: dict[str, Any] = {
 TABLE = {
     "__init__.py": "",
     "__main__.py": "",
+    "endpoint/client.py": "runner/served",
     "errors.py": "",
     "report.py": "",
     "analysis/analyse.py": "",
@@ -95,7 +96,7 @@ TABLE = {
     "runner/scoring.py": "scorer",
     "runner/points.py": "runner/points",
     "runner/full_precision.py": "runner/fidelity",
-    "tasks/base.py": "task runner/points runner/fidelity runner/shared_runs",
+    "tasks/base.py": "task runner/points runner/fidelity runner/shared_runs runner/served",
     "tasks/gsm8k.py": "",
     "tasks/mini/compose.py": "task",
     "tasks/ruler/task.py": "",
@@ -107,7 +108,13 @@ ROWS = {
     True: {MEASURED: {"attention": {"path": "cuda"}, "stepping": "graph"}},
 }
 #: parts that these rows do not have
-UNUSED = {True: {"attention/codebook", "attention/triton", *("runner/points", "runner/fidelity", "runner/shared_runs")}}
+UNUSED = {
+    True: {
+        "attention/codebook",
+        "attention/triton",
+        *("runner/points", "runner/fidelity", "runner/shared_runs", "runner/served"),
+    }
+}
 UNUSED[False] = UNUSED[True] | {
     "attention/cuda",
     "cache/kernels",
