@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import SIDES, Method, Side
@@ -27,8 +27,16 @@ from kvbench.util.schema import bounded
 if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
     from kvbench.quantizers.affine import AffineQuantizer
+    from kvbench.quantizers.engine.arithmetic import Arithmetic
     from kvbench.rotation import Transform
 
+#: name of the engine among those of formats
+LLAMA_CPP = "llama.cpp"
+#: model types whose queries and keys llama.cpp's converters interleave (``LlamaModel.permute`` in its ``conversion``)
+INTERLEAVED = {
+    *("llama", "mistral", "mixtral", "ministral", "granite", "granitemoe", "arcee", "smollm3", "apertus"),
+    *("arctic", "chameleon", "deci", "internlm2", "llada", "nanbeige"),
+}
 #: rotation that stands for the one that the engine applies before a format
 OWN = "engine"
 
@@ -59,6 +67,10 @@ class Engine(FormatMethod):
         window: number of newest tokens that stay in full precision (0 in the engines).
         key_scale: the one scale of all keys of a layer, for ``fp8`` and ``nvfp4``. 1 unless it is calibrated.
         value_scale: that of all values.
+        attention: how attention over the stored tokens is computed. ``exact``: in the model's precision; ``engine``: with
+            the rounding of the engine's kernels (docs/formats.md), of llama.cpp's CPU back end where the format is its;
+            ``engine_cuda``: with that of llama.cpp's CUDA back end.
+        query_scale: with ``attention=engine``, the one scale of all queries of a layer, for ``fp8``.
         rope_dim: number of first channels of a head to which the model applies RoPE, for octave; None: the model's.
     """
 
@@ -66,9 +78,13 @@ class Engine(FormatMethod):
     rotation: EngineRotation = field(default_factory=EngineRotation)
     key_scale: float = bounded(1.0, above=0.0)
     value_scale: float = bounded(1.0, above=0.0)
+    attention: Literal["exact", "engine", "engine_cuda"] = "exact"
+    query_scale: float = bounded(1.0, above=0.0)
     rope_dim: int | None = None
     #: share of a head's channels to which the model applies RoPE, set when the model is known
     rope_share: float = field(default=1.0, init=False, repr=False, compare=False)
+    #: True if GGUF files of the model interleave the channels of queries and keys, set when the model is known
+    gguf_order: bool = field(default=False, init=False, repr=False, compare=False)
 
     widths: ClassVar[tuple[str, ...]] = ("format",)
 
@@ -111,6 +127,10 @@ class Engine(FormatMethod):
 
         channels = layer.key_dim if side == "key" else layer.value_dim
         name = self.rotation_of(side, channels)
+        if side == "key" and self.interleaves and self.rotation.of(side) == OWN:
+            from kvbench.rotation.named import interleaved
+
+            return interleaved(name, channels, self.turned(channels), layer.device)
         # compact octave rotates whole heads of keys, as octave otherwise does with values
         whole = self.rotation.of(side) == OWN and self.side(side).compact
         return transform(name, "value" if whole else side, channels, layer.device, layer.index)
@@ -147,6 +167,28 @@ class Engine(FormatMethod):
         assert isinstance(form, StoredFormat)
         layout, rows = self.layouts(at.channels)[SIDES.index(form.side)], at.heads * count
         return KVBytes(codes=-(-rows * layout.codes(at.channels) // 8), scales=rows * layout.scales(at.channels))
+
+    # -- attention --------------------------------------------------------------------------------------------------
+
+    @property
+    def interleaves(self) -> bool:
+        """True if keys are stored with their channels in the order of llama.cpp, whose attention is computed."""
+        return self.attention != "exact" and self.gguf_order and self.side("key").engine == LLAMA_CPP
+
+    def arithmetic(self, layer: KVLayer, count: int) -> Arithmetic | None:
+        """Return the rounding of the engine's attention; None with ``attention=exact``."""
+        if self.attention == "exact":
+            return None
+        from kvbench.quantizers.engine.arithmetic import arithmetic
+
+        return arithmetic(self.side("key"), self.attention, count, self.query_scale)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the hyper-parameters by name; those of attention only if it is not exact, so that older ids hold."""
+        named = super().hyperparameters()
+        if self.attention == "exact":
+            named = {name: value for name, value in named.items() if name not in ("attention", "query_scale")}
+        return named
 
     # -- checks -----------------------------------------------------------------------------------------------------
 
@@ -187,6 +229,7 @@ class Engine(FormatMethod):
     def suit(self, numbers: Mapping[str, Any]) -> None:
         """Read from a model's ``config.json`` to which share of a head's channels RoPE is applied."""
         self.rope_share = rope_share(numbers)
+        self.gguf_order = numbers.get("model_type") in INTERLEAVED
 
 
 def rope_share(config: Any) -> float:
