@@ -33,8 +33,8 @@ class Arithmetic:
     Args:
         query: format to which queries are rounded; None: not rounded.
         scaled: queries are multiplied by the scaling factor of attention before they are rounded, not after.
-        minimum: what the minimum of a block of keys is multiplied by. ``rounded``: the sum of the rounded queries;
-            ``fp16``: this sum in fp16; ``exact``: the sum of the queries before rounding.
+        minimum: factor of the minimum of a block of keys. ``rounded``: the sum of the rounded queries; ``fp16``: the
+            sum of the codes times their scale, in fp16; ``exact``: the sum of the queries before rounding.
         weights: format to which probabilities are rounded before they multiply values, but not in their sum.
         stored: dtype to which dequantized keys and values are rounded.
         scale: factor of queries in ``e4m3``; one number, or one for each KV head, fp32 ``[H]``.
@@ -43,7 +43,7 @@ class Arithmetic:
     query: Literal["q8", "q8_cuda", "e4m3", "fp16"] | None = None
     scaled: bool = False
     minimum: Literal["rounded", "fp16", "exact"] = "rounded"
-    weights: Literal["e4m3", "fp16"] | None = None
+    weights: Literal["e4m3", "fp16", "bf16"] | None = None
     stored: torch.dtype = torch.float32
     scale: float | Tensor = field(default=1.0, repr=False)
 
@@ -95,19 +95,23 @@ class Arithmetic:
         """
         if self.minimum == "rounded":
             return None
+        blocks = query.float().unflatten(-1, (-1, BLOCK))
         total = rounded.unflatten(-1, (-1, BLOCK)).sum(-1)
-        if self.minimum == "fp16":
-            return total.half().float() - total
-        return query.float().unflatten(-1, (-1, BLOCK)).sum(-1) - total
+        if self.minimum == "exact":
+            return blocks.sum(-1) - total
+        codes, _ = Q8_0(even=True).encode_blocks(blocks)
+        # the scale of the sum is not rounded to fp16 before it, unlike that of the codes
+        return ((codes - 128).sum(-1) * quotient(blocks.abs().amax(-1), 127)).half().float() - total
 
     def weighed(self, weights: Tensor) -> Tensor:
         """Return probabilities, relative to a row's largest so far, as they multiply values; fp32."""
         if self.weights == "e4m3":
             return from_e4m3(to_e4m3(weights * E4M3_FACTOR)) / E4M3_FACTOR
-        return weights.half().float() if self.weights == "fp16" else weights
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, None: torch.float32}[self.weights]
+        return weights.to(dtype).float()
 
 
-def arithmetic(form: EngineFormat, attention: Attention, count: int = 1, scale: float | Tensor = 1.0) -> Arithmetic:
+def arithmetic_of(form: EngineFormat, attention: Attention, count: int = 1, scale: float | Tensor = 1.0) -> Arithmetic:
     """Return the rounding of the attention that an engine computes over keys in its format.
 
     Args:
@@ -118,7 +122,7 @@ def arithmetic(form: EngineFormat, attention: Attention, count: int = 1, scale: 
     Raises:
         ConfigError: it is not known how an engine computes with this format.
     """
-    if reason := unknown(form, attention):
+    if reason := form.unknown(attention):
         raise ConfigError("method.attention", attention, reason, hint="method.attention=exact")
     if attention == "engine_cuda":
         if count > VECTOR_QUERIES:
@@ -127,21 +131,10 @@ def arithmetic(form: EngineFormat, attention: Attention, count: int = 1, scale: 
     return replace(ARITHMETICS[form.name], scale=scale)
 
 
-def unknown(form: EngineFormat, attention: Attention) -> str:
-    """Return why attention over a format cannot be computed as an engine does, or an empty string if it can."""
-    if attention == "engine_cuda" and form.engine != "llama.cpp":
-        return f"is for llama.cpp's formats: {form.name} is a format of {form.engine}, whose kernels engine means"
-    if attention == "engine_cuda" and form.name == "iq4_nl":
-        return "is not known for iq4_nl: llama.cpp's CUDA attention does not read this format"
-    if form.name not in ARITHMETICS:
-        return f"is not known for {form.name}: known are {', '.join(ARITHMETICS)}"
-    return ""
-
-
 #: arithmetic by format of the keys; llama.cpp's on CPUs
 ARITHMETICS = {
     **dict.fromkeys(("q8_0", "q8_0_cpu", "q5_0", "q4_0", "iq4_nl"), Arithmetic("q8")),
     **dict.fromkeys(("q5_1", "q4_1"), Arithmetic("q8", minimum="fp16")),
     "fp8": Arithmetic("e4m3", weights="e4m3"),
-    "ultraquant_4bit": Arithmetic("e4m3"),
+    "ultraquant_4bit": Arithmetic("e4m3", weights="bf16"),
 }
