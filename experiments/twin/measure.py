@@ -6,6 +6,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,23 @@ class Twin:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         except OSError as error:
             raise ConfigError("--python", python, f"cannot be started ({error})", hint="--python PATH") from error
-        self.about = self._answer(python)
+        try:
+            self.about = self._answer(python)
+        except ConfigError:
+            self.close()
+            raise
 
     def __enter__(self) -> Twin:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process, and remove its files."""
         self._process.terminate()
-        self._process.wait()
+        with suppress(BrokenPipeError), self._process:  # closes its pipes and waits
+            pass
         self._folder.cleanup()
 
     def _answer(self, python: str = "") -> dict[str, Any]:
