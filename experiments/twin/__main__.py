@@ -22,6 +22,7 @@ from experiments.place import positive
 from experiments.twin import fold, measure, weights
 from kvbench.errors import ConfigError
 from kvbench.util import atomic
+from kvbench.util.confdir import group_options, read_choice
 from kvbench.util.door import enter
 
 TABLES = ("f32", "noise", "quantized")
@@ -57,7 +58,8 @@ def windows(arguments: argparse.Namespace, tokenizer: Any) -> Iterator[tuple[str
 
     there = [default_folder() / place for place in PLACES["perplexity/wikitext2"]] if default_folder() else []
     file = arguments.text or next((place for place in there if place.exists()), None)
-    texts = wikitext2(HubSource(), None if file is None else str(file))
+    hub = HubSource(**read_choice(group_options("dataset")["perplexity/wikitext2"])["source"])
+    texts = wikitext2(hub, None if file is None else str(file))
     size, cut = arguments.window, dict[str, list[list[int]]]()
     for name, documents, each in (
         ("wikitext2", texts, arguments.windows),
@@ -134,11 +136,14 @@ def folded(arguments: argparse.Namespace) -> str:
     }
     for table in TABLES:
         every = [row for row in read_rows(arguments.out / f"{table}.jsonl") if row["size"] == arguments.window]
-        for text in dict.fromkeys(row["text"] for row in every):
-            rows = [row for row in every if row["text"] == text]
+        texts = [text for text in TEXTS if any(row["text"] == text for row in every)]
+        for text in (*texts, *(["both texts"] if len(texts) > 1 else [])):
+            rows = [row for row in every if text in (row["text"], "both texts")]
             if table == "f32":
                 here = [part for part in measure.PARTS if all(part in row["formats"]["q8_0"] for row in rows)]
-                lines, figures[f"{table}/{text}"] = fold.beside(rows, here), fold.verdicts(rows)
+                lines = fold.beside(rows, here)
+                if "engine" in here:
+                    figures[text] = fold.verdicts(rows)
             else:
                 lines = fold.itself(rows, "the other file")
             largest = fold.number(max(row["f16"] for row in rows))

@@ -101,7 +101,7 @@ def rows_of(gap: float) -> list[dict]:
     line = {"llamacpp": 0.1, "engine": 0.1 * (1 + gap), "between_engine": 0.02}
     other = {"llamacpp": 0.3, "engine": 0.3 * (1 + gap) + 0.001, "between_engine": 0.06}
     return [
-        {"text": "t", "window": i, "size": 8, "f16": 1e-6, "formats": dict.fromkeys(measure.FORMATS, part)}
+        {"text": "python", "window": i, "size": 8, "f16": 1e-6, "formats": dict.fromkeys(measure.FORMATS, part)}
         for i, part in enumerate((line, other))
     ]
 
@@ -126,5 +126,5 @@ def test_tables_hold_each_format_and_are_written(tmp_path):
     assert text == (tmp_path / "table.md").read_text()
     assert "| q5_0 | 0.2 ± 0.1 | 0.211 ± 0.1 | +5 %, +1.9 errors | 0.20 |" in text
     assert "| iq4_nl | 0.1 ± 0 | 0.2 ± 0 | 0.05 ± 0 | 0.50 |" in text
-    assert json.loads((tmp_path / "verdicts.json").read_text())["f32/t"]["f16"]["met"]
+    assert json.loads((tmp_path / "verdicts.json").read_text())["python"]["f16"]["met"]
     assert "no rows" in command.folded(Namespace(out=tmp_path, window=9))
