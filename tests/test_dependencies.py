@@ -29,6 +29,7 @@ MODULES = {
     "cuda-bindings": "cuda",
     "griffelib": "griffe",
     "nvidia-ml-py": "pynvml",
+    "llama-cpp-python": "llama_cpp",
 }
 #: declared, and not imported by name: with the reason
 USED_OTHERWISE = {

@@ -66,6 +66,7 @@ def check_causal_chunk(layer: KVLayer, mask: Tensor | None, count: int) -> None:
     """Raise NotServed unless attention is causal, perhaps with a sliding window, and no probabilities are needed."""
     if layer.method.observe_steps:
         raise NotServed(f"{type(layer.method).__name__.lower()} needs attention weights")
+    fused.check_rounding(layer, count)
     if layer.method.reading_order(layer, slice(0, 1)) is not None:
         raise NotServed("segments must be read in the order of the text")
     if layer.window is not None and count > 1 and layer.seen > layer.window:

@@ -163,7 +163,8 @@ def check_plain_causal(layer: KVLayer, mask: Tensor | None, count: int, length: 
         length: number of tokens, padding included, up to which later steps must be served too; None: only this step.
 
     Raises:
-        NotServed: the method needs attention probabilities that no kernel returns; the cache holds pre-RoPE keys that
+        NotServed: the method needs attention probabilities that no kernel returns; attention rounds as an engine's
+            does (:func:`check_rounding`); the cache holds pre-RoPE keys that
             are not in KVQuant's format; there are several new tokens, and the method packs them before their attention
             is computed; the method must read the segments in another order than the slots'; a sliding window hides
             tokens that a kernel cannot leave out (:func:`check_window`); or the mask hides anything else than padding,
@@ -174,6 +175,7 @@ def check_plain_causal(layer: KVLayer, mask: Tensor | None, count: int, length: 
         raise NotServed(f"{type(method).__name__.lower()} needs attention weights, which kernels do not return")
     if layer.rope is not None and not any(isinstance(segment, NuqSegment) for segment in layer.segments()):
         raise NotServed("the cache holds pre-RoPE keys, which no kernel reads")
+    check_rounding(layer, count)
     if method.eager and count > 1:
         raise NotServed("several new tokens are packed before they attend")
     if method.reading_order(layer, slice(0, 1)) is not None:
@@ -182,6 +184,12 @@ def check_plain_causal(layer: KVLayer, mask: Tensor | None, count: int, length: 
         check_window(layer, count)
     if not plain_mask(layer, mask, count, layer.window):
         raise NotServed("the mask hides more than padding and later tokens")
+
+
+def check_rounding(layer: KVLayer, count: int) -> None:
+    """Raise NotServed if an engine's attention rounds more than the queries, which only the reference path does."""
+    if (rounding := layer.rounding(count)) is not None:
+        raise NotServed(f"as in the engine, {rounding.rounds} are rounded, which kernels do not do")
 
 
 def check_window(layer: KVLayer, count: int) -> None:

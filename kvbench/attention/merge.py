@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvbench.attention.logits import Logits
 from kvbench.cache.layer import KVLayer
+from kvbench.quantizers.engine.arithmetic import Arithmetic
 
 #: a block has at least BLOCK tokens; in small models more, up to ELEMENTS elements. Larger blocks mean fewer
 #: operations, which dominate the cost of a step on a CPU until a block no longer fits the processor's caches
@@ -41,10 +42,13 @@ class Merge:
 
     Args:
         query: scaled queries (:func:`grouped`).
+        rounding: rounds the probabilities before they multiply values; None: they are not rounded.
     """
 
-    def __init__(self, layer: KVLayer, query: Tensor, heads: int, logits: Logits) -> None:
-        self.layer, self.heads = layer, heads
+    def __init__(
+        self, layer: KVLayer, query: Tensor, heads: int, logits: Logits, rounding: Arithmetic | None = None
+    ) -> None:
+        self.layer, self.heads, self.rounding = layer, heads, rounding
         self.shape, self.device = query.shape[:3], query.device
         self.top: Tensor | None = None
         self.total: Tensor | None = None
@@ -68,6 +72,8 @@ class Merge:
         new_top = block_top if self.top is None else torch.maximum(self.top, block_top)
         weights = torch.exp(scores - new_top)
         block_total = weights.sum(-1, keepdim=True)
+        if self.rounding is not None:
+            weights = self.rounding.weighed(weights)
         block_sum, first = torch.zeros((), device=self.device), 0
         for count, read in values:
             block_sum = block_sum + weights[..., first : first + count] @ read()

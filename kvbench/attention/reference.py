@@ -19,6 +19,9 @@ from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.merge import BLOCK, ELEMENTS, MASKED, Merge, grouped, largest_block
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.rope import rotated_slots
+from kvbench.cache.segments.packed import PackedSegment
+from kvbench.cache.store import Store
+from kvbench.quantizers.engine.arithmetic import Arithmetic
 
 
 def attend_reference(
@@ -32,7 +35,7 @@ def attend_reference(
     """Compute the attention of the newest tokens over all cached tokens; arguments: :mod:`kvbench.attention`."""
     outputs = []
     groups = layer.row_groups()
-    if len(groups) > 1 and query.device.type != "cpu":
+    if len(groups) > 1 and query.device.type != "cpu" and layer.rounding(query.shape[2]) is None:
         together = ragged.attend_ragged(layer, query, mask, scaling, logits)
         if together is not None:
             return together
@@ -119,14 +122,21 @@ def merge_blocks(
     keys, values = layer.stores()
     batch, query_heads, count, _ = query.shape
     group, upper = query_heads // layer.heads, layer.progress.upper
-    q, observed = grouped(layer, query, scaling), list[Tensor]()
-    merge = Merge(layer, q, query_heads, logits)
+    rounding, observed = layer.rounding(count), list[Tensor]()
+    dtype = torch.float32 if rounding is None else rounding.stored
+    q, sums = grouped(layer, query, scaling), None
+    if rounding is not None:
+        q, sums = rounded_queries(layer, query, scaling, rounding)
+    merge = Merge(layer, q, query_heads, logits, rounding)
     for start, stop in slot_blocks(layer, rows, together):
         # a block may lie in several segments, of which those of values end elsewhere than those of keys
         parts = [
-            q @ rotated_slots(layer, rows, a, b, keys.read(rows, a, b, torch.float32, upper)).transpose(-1, -2)
+            q @ rotated_slots(layer, rows, a, b, keys.read(rows, a, b, dtype, upper).float()).transpose(-1, -2)
             for a, b in pairwise(keys.cuts(rows, start, stop))
         ]
+        if sums is not None:
+            minima = [minima_of(keys, rows, a, b) for a, b in pairwise(keys.cuts(rows, start, stop))]
+            parts = [part + sums @ least.transpose(-1, -2) for part, least in zip(parts, minima, strict=True)]
         scores = logits.capped(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
         if mask is not None:
             visible = mask[..., start:stop]
@@ -140,13 +150,37 @@ def merge_blocks(
         if keep:
             observed.append(scores)
         cuts = pairwise(values.cuts(rows, start, stop))
-        merge.add(scores, [(b - a, partial(values.read, rows, a, b, torch.float32, upper)) for a, b in cuts])
+        merge.add(scores, [(b - a, partial(read_values, values, rows, a, b, dtype, upper)) for a, b in cuts])
     out = merge.output()
     if out is None:  # rows whose prompt is padding so far hold nothing
         return query.new_zeros(batch, query_heads, count, layer.value_dim, dtype=torch.float32), (
             query.new_zeros(batch, query_heads, count, 0, dtype=torch.float32) if keep else None
         )
     return out, merge.probabilities(observed) if keep else None
+
+
+def rounded_queries(
+    layer: KVLayer, query: Tensor, scaling: float, rounding: Arithmetic
+) -> tuple[Tensor, Tensor | None]:
+    """Return the queries of :func:`grouped`, rounded as an engine does, and :meth:`Arithmetic.sums` of them."""
+    before, after = (scaling, 1.0) if rounding.scaled else (1.0, scaling)
+    scaled = query.float() * before
+    rounded = rounding.rounded(scaled)
+    sums = rounding.sums(scaled, rounded)
+    return grouped(layer, rounded, after), None if sums is None else grouped(layer, sums, after)
+
+
+def minima_of(keys: Store, rows: slice, start: int, stop: int) -> Tensor:
+    """Return the minima of the key blocks in consecutive slots of one segment, fp32 ``[rows, H, n, D / 32]``."""
+    segment, first = keys.holding(rows, start)
+    if isinstance(segment, PackedSegment):
+        return segment.read_minima(rows, start - first, stop - first)
+    return torch.zeros((), device=segment.device)  # exact keys have no blocks
+
+
+def read_values(values: Store, rows: slice, start: int, stop: int, dtype: torch.dtype, upper: bool) -> Tensor:
+    """Return the values in consecutive slots of one segment, rounded to a dtype, in fp32."""
+    return values.read(rows, start, stop, dtype, upper).float()
 
 
 def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:

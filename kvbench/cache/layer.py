@@ -48,6 +48,7 @@ from kvbench.rotation import Transform
 
 if TYPE_CHECKING:
     from kvbench.cache.kernels.at_once import PackedAtOnce
+    from kvbench.quantizers.engine.arithmetic import Arithmetic
 
 ALL = slice(None)
 
@@ -702,9 +703,18 @@ class KVLayer(CacheLayerMixin):
         return keys if key is None else key.back(keys), values if value is None else value.back(values)
 
     def rotated_queries(self, query: Tensor) -> Tensor:
-        """Return queries ``[B, Hq, q, D]`` in the basis in which the layer stores its keys."""
-        transform = self.transform("key")
-        return query if transform is None else transform.queries(query)
+        """Return queries ``[B, Hq, q, D]`` in the basis in which the layer stores its keys.
+
+        Where an engine rounds queries and nothing else (:meth:`Policy.arithmetic`), they are rounded too.
+        """
+        transform, rounding = self.transform("key"), self.method.arithmetic(self, query.shape[2])
+        query = query if transform is None else transform.queries(query)
+        return query if rounding is None or not rounding.by_query else rounding.rounded(query).to(query.dtype)
+
+    def rounding(self, count: int) -> Arithmetic | None:
+        """Return the rounding that the attention of `count` queries has beyond that of the queries; None if none."""
+        rounding = self.method.arithmetic(self, count)
+        return None if rounding is None or rounding.by_query else rounding
 
     def restored(self, output: Tensor) -> Tensor:
         """Return the output of attention over stored values, ``[B, q, Hq, Dv]``, in the basis of the model."""

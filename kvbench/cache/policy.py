@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from kvbench.cache.segments.interface import Segment
     from kvbench.cache.store import Store
+    from kvbench.quantizers.engine.arithmetic import Arithmetic
     from kvbench.rotation import Transform
 
 #: the two sides of a layer, in the order of ``layer.stores()``
@@ -149,6 +150,10 @@ class Policy(Generic[L]):
         Keys and queries are brought into the basis after RoPE. Values are, too, and the output of attention is brought
         back from it. Of `layer` only index, sizes (``heads``, ``key_dim``, ``value_dim``) and device are known yet.
         """
+        return None
+
+    def arithmetic(self, layer: L, count: int) -> Arithmetic | None:
+        """Return how attention of `count` queries over the stores rounds, as an engine does; None: not at all."""
         return None
 
     def make_store(self, layer: L, side: Side) -> Store:

@@ -111,14 +111,23 @@ class Store:
         Raises:
             IndexError: the store does not have slot `start`.
         """
+        segment, first = self.holding(rows, start)
+        read = segment.read_upper if upper else segment.read
+        return read(rows, start - first, stop - first, dtype)
+
+    def holding(self, rows: slice, slot: int) -> tuple[Segment, int]:
+        """Return the segment that holds a slot, and that segment's first slot.
+
+        Raises:
+            IndexError: the store does not have the slot.
+        """
         first = 0
         for segment in self.segments:
             last = first + segment.length(rows)
-            if start < last:
-                read = segment.read_upper if upper else segment.read
-                return read(rows, start - first, stop - first, dtype)
+            if slot < last:
+                return segment, first
             first = last
-        raise IndexError(f"slot {start} does not exist; the store has {first} slots")
+        raise IndexError(f"slot {slot} does not exist; the store has {first} slots")
 
     def only_full(self, rows: slice) -> Tensor | None:
         """Return all tokens as a view, ``[rows, H, n, D]``, if one full-precision segment holds them all; else None."""

@@ -4,8 +4,9 @@ The options are checked before any text is read.
 
 For ``method=kvquant``, the default, this runs forward and backward passes of the model over a text, and writes
 thresholds for the channels of keys, and codebooks for keys and values (KVQuant, sec. 3), to a safetensors file. For
-``method=oscar`` it runs the text twice and writes a rotation of keys and one of values for each layer. The methods find
-their files in results/calibration; use ``method.calibration=FILE`` for a file elsewhere.
+``method=oscar`` it runs the text twice and writes a rotation of keys and one of values for each layer, for
+``method=engine`` once for the scales of fp8 queries, keys and values, which ``method.calibration=FILE`` names. The
+other methods find their files in results/calibration; use ``method.calibration=FILE`` for a file elsewhere.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def calibrate_parser(description: str | None) -> argparse.ArgumentParser:
         "method",
         nargs="?",
         default="method=kvquant",
-        choices=("method=kvquant", "method=oscar"),
+        choices=("method=kvquant", "method=oscar", "method=engine"),
         help="the method that is calibrated (default: %(default)s)",
     )
     options.add_argument("--model", required=True, help="a preset (llama2-7b), a repository of the hub, or a folder")
@@ -72,7 +73,12 @@ def calibrate_parser(description: str | None) -> argparse.ArgumentParser:
         "--per-head",
         action="store_true",
         default=None,
-        help="oscar: a rotation of its own for each KV head (default: the heads of a layer share one)",
+        help="oscar, engine: a rotation, or scales, of its own for each KV head (default: the heads of a layer share)",
+    )
+    options.add_argument(
+        "--percentile",
+        type=float,
+        help="engine: percentage of magnitudes that do not saturate, such as 99.9 (default: all, that is min-max)",
     )
     options.add_argument(
         "--first-tokens",
@@ -90,7 +96,7 @@ def calibrate_parser(description: str | None) -> argparse.ArgumentParser:
     )
     options.add_argument(
         "--out",
-        help="file to write (default: results/calibration/MODEL-1pct.safetensors, or MODEL-oscar.safetensors)",
+        help="file to write (default: MODEL-1pct.safetensors in results/calibration, or -oscar, or -fp8)",
     )
     return options
 
@@ -112,16 +118,20 @@ def code_sizes(text: str) -> tuple[int, ...]:
 
 def check_options(method: str, arguments: argparse.Namespace) -> None:
     """Raise ConfigError if an option was given that the method's calibration does not have."""
-    for other, names in (("oscar", ("per_head",)), ("kvquant", ("bits", "outliers", "fisher"))):
+    for others, names in (
+        (("oscar", "engine"), ("per_head",)),
+        (("engine",), ("percentile",)),
+        (("kvquant",), ("bits", "outliers", "fisher")),
+    ):
         for name in names:
             value = getattr(arguments, name)
-            if value is not None and method != other:
+            if value is not None and method not in others:
                 flag = isinstance(value, bool)
                 raise ConfigError(
                     f"--{'no-' if value is False else ''}{name.replace('_', '-')}",
                     None if flag else value,
                     f"has no effect on a calibration for method={method}",
-                    hint=f"leave it out, or calibrate for method={other}",
+                    hint=f"leave it out, or calibrate for method={' or method='.join(others)}",
                 )
 
 
@@ -139,6 +149,11 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             "--outliers", arguments.outliers, "is not a valid share of outliers", allowed="0 to 0.5, such as 0.01"
         )
+    if arguments.percentile is not None and not 50 <= arguments.percentile < 100:
+        raise ConfigError(
+            "--percentile", arguments.percentile, "is out of range", allowed="50 to below 100, such as 99.9",
+            hint="leave it out for min-max",
+        )  # fmt: skip
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", arguments.device):
         raise ConfigError("--device", arguments.device, "is not a device", allowed="auto, cpu, cuda, cuda:N or mps")
     if arguments.device.startswith("cuda") and not has_gpu():
@@ -190,6 +205,7 @@ def run_calibration(arguments: argparse.Namespace) -> str:
     from kvbench.calibration import file
     from kvbench.calibration.calibrate import calibrate, cut_sequences
     from kvbench.calibration.rotate import rotations
+    from kvbench.calibration.scales import scales
     from kvbench.calibration.stored import Stored
     from kvbench.config.run_config import RuntimeConfig
     from kvbench.models.load import load_model
@@ -213,6 +229,17 @@ def run_calibration(arguments: argparse.Namespace) -> str:
             **source,
         )
         name, contents = "oscar-heads" if arguments.per_head else "oscar", f"rotations, {calibration.info['heads']}"
+    elif method == "engine":
+        calibration = scales(
+            loaded.model,
+            sequences,
+            name=chosen.calibrated_as,
+            percentile=arguments.percentile,
+            per_head=bool(arguments.per_head),
+            first_tokens=arguments.first_tokens,
+            **source,
+        )
+        name, contents = "fp8", f"scales, {calibration.info['rule']}, {calibration.info['heads']}"
     else:
         calibration = calibrate(
             loaded.model,

@@ -167,10 +167,11 @@ ROTATIONS = {
 def short_name(config: Mapping[str, Any]) -> str:
     """Return the names of method and quantizer as tables show them, for example ``kivi int2``.
 
-    They are followed by the share of tokens that is kept, by formats of single layers, and by a rotation that is not
-    the method's default: ``keep int4 keep=0.5``, ``kivi int4 layers=0-1:fp16 rotation=hadamard``. Speculation with a
-    forced acceptance, whose text is meaningless, is labelled so: ``quantspec (forced acceptance 0.9)``. A model behind
-    a server is labelled with the engine that the run starts, or ``@url``: ``engine q8_0 @llamacpp``.
+    They are followed by the share of tokens that is kept, by formats of single layers, by a rotation that is not the
+    method's default, and by attention that is not exact: ``keep int4 keep=0.5``, ``kivi int4 layers=0-1:fp16
+    rotation=hadamard``, ``engine q8_0 attention=engine``. Speculation with a forced acceptance, whose text is
+    meaningless, is labelled so: ``quantspec (forced acceptance 0.9)``. A model behind a server is labelled with the
+    engine that the run starts, or ``@url``: ``engine q8_0 @llamacpp``.
     """
     method, quantizer = config["method"], (config.get("quantizer") or {}).get("name")
     # only methods that have formats of their own, in place of a quantizer's presets
@@ -183,9 +184,11 @@ def short_name(config: Mapping[str, Any]) -> str:
     label = None if forced is None else f"(forced acceptance {forced:g})"
     packed = None if quantizer == "none" else quantizer
     share = None if method.get("keep") is None else f"keep={method['keep']}"
+    computed = None if method.get("attention", "exact") == "exact" else f"attention={method['attention']}"
+    scaled = "calibrated" if form and method.get("calibration") else None
     server = config.get("model") or {}
     where = f"@{server.get('serve') or 'url'}" if server.get("serve") or server.get("urls") else None
-    parts = (method_name(config), form, packed, share, mixed, _rotated(method), label, where)
+    parts = (method_name(config), form, packed, share, mixed, _rotated(method), computed, scaled, label, where)
     return " ".join(part for part in parts if part)
 
 

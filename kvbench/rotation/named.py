@@ -75,6 +75,27 @@ def _named_transform(name: str, side: Side, channels: int, device: torch.device)
     return butterfly_transform(block, channels, flips, 1.0 if name == "rht_unnormalised" else block**-0.5).to(device)
 
 
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def interleaved(name: str, channels: int, turned: int, device: torch.device) -> Transform:
+    """Return the transform of keys with this name, over channels in the order in which llama.cpp holds them.
+
+    For most models with RoPE over pairs of channels i and i + n / 2, converters to GGUF interleave the first n rows of
+    the projections of queries and keys, so that a pair becomes neighbours: 0, n / 2, 1, n / 2 + 1, ...
+
+    Args:
+        name: a named rotation; ``none``: only the order changes.
+        turned: n, the number of channels to which RoPE is applied.
+    """
+    plain = transform(name, "key", channels, device)
+    matrix = torch.eye(channels, device=device) if plain is None else plain.forward
+    order = torch.arange(channels)
+    order[:turned] = order[:turned].view(2, -1).T.flatten()
+    forward = torch.empty_like(matrix)
+    forward[order.to(device)] = matrix
+    return Transform.of(forward)
+
+
 def butterfly_transform(block: int, channels: int, signs: Tensor | None = None, scale: float = 1.0) -> Transform:
     """Return the transform that multiplies by signs, then by Hadamard matrices of a block, then by a factor.
 

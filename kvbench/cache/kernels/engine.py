@@ -54,6 +54,8 @@ def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
     kind = rule(quantizer)
     if kind is None:
         return None
+    if isinstance(quantizer, Fp8) and isinstance(quantizer.scale, Tensor):
+        return "fp8 with a scale per KV head"
     reason = format_refusal(ENGINES, kind, quantizer.bits, "token", quantizer.group_size or channels, channels)
     if reason:
         return reason
@@ -69,7 +71,7 @@ def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
 
 def scale(quantizer: AffineQuantizer) -> float:
     """Return the single scale that a quantizer applies to all tokens; 1 if it has none."""
-    return quantizer.scale if isinstance(quantizer, Fp8) else getattr(quantizer, "factor", 1.0)
+    return getattr(quantizer, "factor", 1.0)
 
 
 def launch_pack(

@@ -265,6 +265,11 @@ class PackedSegment(Segment):
         """See :meth:`Segment.read`."""
         return self._decoded(self.quantizer, self.codes, rows, start, stop, dtype)
 
+    def read_minima(self, rows: slice, start: int, stop: int) -> Tensor:
+        """Return the value of code 0 in each group of consecutive tokens, fp32 ``[rows, H, stop - start, groups]``."""
+        params = tuple(buffer[rows, :, start:stop] for buffer in self.params)
+        return self.quantizer.minimum(params)
+
     def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """See :meth:`Segment.read_upper`."""
         if not isinstance(self.quantizer, HierarchicalQuantizer):

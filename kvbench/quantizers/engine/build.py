@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from kvbench.quantizers.engine.amd import UltraQuant, octave
 from kvbench.quantizers.engine.base import TokenQuantizer
 from kvbench.quantizers.engine.formats import EngineFormat
@@ -13,12 +15,13 @@ from kvbench.quantizers.spec import Side
 
 
 def build(
-    form: EngineFormat, side: Side, head_dim: int, rope_dim: int, *, scale: float = 1.0, rotated: bool = False
+    form: EngineFormat, side: Side, head_dim: int, rope_dim: int, *, scale: float | Tensor = 1.0, rotated: bool = False
 ) -> TokenQuantizer:
     """Return the quantizer of keys or of values in a format.
 
     Args:
-        scale: the one scale of all keys or values of a layer, for the formats that have one (fp8, nvfp4).
+        scale: the one scale of all keys or values of a layer, for the formats that have one (fp8, nvfp4); for fp8 also
+            one per KV head, fp32 ``[H]``.
         rotated: True if this side is rotated before it is quantized; SAW-INT4 then rounds it to bf16.
     """
     if form.octave:
@@ -39,6 +42,7 @@ def build(
         case "fp4_mx_block16":
             return MXBlock16()
         case "nvfp4" | "nvfp4_4over6":
+            assert not isinstance(scale, Tensor)
             return NVFP4(scale, four=form.name == "nvfp4_4over6")
         case "q8_0" | "q8_0_cpu":
             return Q8_0(even=form.name == "q8_0_cpu")

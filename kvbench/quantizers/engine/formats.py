@@ -92,6 +92,18 @@ class EngineFormat:
         slot = key.codes(head_dim) // 8 + key.scales(head_dim) + head_dim * bits // 8 + 2
         return key, Layout(bits, (2,), padding=-slot % (4 if self.compact else 8))
 
+    def unknown(self, attention: str) -> str:
+        """Return why attention cannot be computed as an engine does, or an empty string if it can.
+
+        Args:
+            attention: ``engine``, or ``engine_cuda`` for llama.cpp's CUDA back end.
+        """
+        if attention == "engine_cuda" and self.name not in ON_CUDA:
+            return f"is llama.cpp's attention on CUDA, which reads {', '.join(ON_CUDA)}, but not {self.name}"
+        if self.name not in ATTENDED:
+            return f"is known for keys in {', '.join(ATTENDED)}, but not in {self.name}"
+        return ""
+
     def check(self, head_dim: int, rope_dim: int) -> None:
         """Raise ConfigError if the engine does not have the format for heads of this size.
 
@@ -112,6 +124,11 @@ class EngineFormat:
         if self.power and head_dim & (head_dim - 1):
             return f"needs heads of a power of two of channels; the model's have {head_dim}"
         return ""
+
+
+#: formats over whose keys kvbench can compute attention as their engines do, and what of llama.cpp's its CUDA reads
+ATTENDED = ("q8_0", "q8_0_cpu", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "fp8", "ultraquant_4bit")
+ON_CUDA = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 def _llama(name: str, bits: int, parameters: int = 1) -> EngineFormat:

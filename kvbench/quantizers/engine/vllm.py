@@ -92,26 +92,37 @@ class Fp8(TokenQuantizer):
     A code is the byte of the e4m3 number. Bytes per token and head: ``D``.
 
     Args:
-        scale: scale of all keys, or of all values, of a layer.
+        scale: scale of all keys, or of all values, of a layer; or one for each of its KV heads, fp32 ``[H]``, which no
+            kernel reads.
     """
 
     kind = "float"
     bits = 8
 
-    def __init__(self, scale: float = 1.0) -> None:
+    def __init__(self, scale: float | Tensor = 1.0) -> None:
         super().__init__()
-        self.scale = self.factor = scale
+        self.scale = scale
+        if isinstance(scale, Tensor):
+            self.kind = "engine"
+        else:
+            self.factor = scale
+
+    def _scales(self, like: Tensor) -> Tensor:
+        """Return the scales for blocks ``[..., H, T, groups, group]`` as a tensor that fits them."""
+        if isinstance(self.scale, Tensor):
+            return self.scale.to(like.device)[:, None, None, None]
+        return torch.full((), self.scale, dtype=torch.float32, device=like.device)
 
     def __repr__(self) -> str:
         return f"Fp8(scale={self.scale})"
 
     def encode_blocks(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute codes; arguments and result are those of :meth:`TokenQuantizer.encode_blocks`."""
-        return to_e4m3(x if self.scale == 1.0 else quotient(x, self.scale)), ()
+        return to_e4m3(x / self._scales(x)), ()
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``e4m3(code) * scale``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
-        return from_e4m3(codes).mul_(self.scale)
+        return from_e4m3(codes).mul_(self._scales(codes))
 
 
 class Int4PerTokenHead(TokenQuantizer):
