@@ -65,8 +65,8 @@ def launched(
     code = [config.macros() + '#include "emulated.hpp"', *parts, '#include "emulated_run.hpp"']
     source.write_text("\n".join(code), encoding="utf-8")
     options = [
-        "-std=c++20",
-        "-O1",
+        "-std=c++17",  # as nvrtc reads it (kvbench/util/nvrtc.py)
+        "-O0",  # the compiler takes longer than the kernel's run
         "-w",
         "-shared",
         "-fPIC",
