@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import subprocess
 from pathlib import Path
@@ -18,7 +17,7 @@ from kvbench.methods.load import load_method
 from kvbench.models.load import byte_tokenizer
 from kvbench.tasks.efficiency import Efficiency
 from tests.results.test_replicates import process
-from tests.zoo import model
+from tests.zoo import fresh
 
 TINY = ("--device", "cpu", "--model", "tiny", "--dtype", "float32")
 
@@ -107,8 +106,8 @@ def test_capacity_by_formula():
 
 def test_capacity_by_allocation(monkeypatch):
     """Caches are allocated until memory runs out, here after three, or until there are enough."""
-    gc.unfreeze()  # the census counts tensors that the collector knows, also the weights that files share
-    meter = Meter(model(), byte_tokenizer(), load_method("kivi", residual=32), How(new_tokens=8, fill="random"))
+    # a model of its own: the census counts tensors that the collector knows, not the frozen ones that files share
+    meter = Meter(fresh(), byte_tokenizer(), load_method("kivi", residual=32), How(new_tokens=8, fill="random"))
     stored, room = capacity.stored_sequence, [0]
 
     def limited(meter, prompt):

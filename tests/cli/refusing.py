@@ -22,6 +22,7 @@ LIGHT = {
 _CODE = """
 import contextlib, io, json, os, sys
 given = set(sys.modules)
+import yaml
 from kvbench.cli import compose
 from kvbench.cli.main import main
 
@@ -31,6 +32,7 @@ def counted(*arguments, **options):
     return really(*arguments, **options)
 compose.compose = counted
 compose.CHECK_SECONDS = 1e9  # every job, on a loaded machine too
+yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # as in tests/conftest.py
 
 for line in sys.stdin:
     folder, arguments = json.loads(line)

@@ -180,7 +180,7 @@ def test_prompts_run_row_by_row_equal_prompts_run_together(name, quantizer, llam
 def test_chunked_prefill_equals_one_shot(name, quantizer, llama):
     method, wanted = make(name, quantizer), whole(name, quantizer, 3)
     ids, mask = zoo.padded_batch(LENGTHS, seed=1)
-    for chunk, tell in ((250, True), (64, False), (23, True)):  # 250 leaves a tail of one token
+    for chunk, tell in ((250, True), (47, False)):  # 250 leaves a tail of one token, 47 divides no group or window
         chunked, other = answer(method, llama, ids, mask, prefill_chunk=chunk, tell=tell, max_new_tokens=3, **ANSWERS)
         assert chunked.tokens == wanted.made.tokens
         for (a, _), (b, _) in zip(chunked.answer_nll, wanted.made.answer_nll, strict=True):
@@ -269,7 +269,7 @@ def test_new_tokens_do_not_see_the_future(name, quantizer, llama):
 @pytest.mark.parametrize(("name", "quantizer"), CASES)
 def test_rejected_tokens_are_rolled_back(name, quantizer, llama):
     method = make(name, quantizer)
-    ids, _ = zoo.padded_batch([244])
+    ids, _ = zoo.padded_batch([247])  # KIVI packs keys at 256: first those of drafts, then of what stays
     drafts = torch.tensor([[9, 8, 7, 6, 5]])
 
     def run(reject: bool):
@@ -277,7 +277,7 @@ def test_rejected_tokens_are_rolled_back(name, quantizer, llama):
         outs = []
         with torch.no_grad():
             llama(input_ids=ids, past_key_values=cache, use_cache=True)
-            for step in range(16):
+            for step in range(11):
                 if reject:
                     llama(input_ids=(drafts + step) % 90, past_key_values=cache, use_cache=True)
                     cache.crop(-5)

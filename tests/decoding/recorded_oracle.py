@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvbench.attention import phases, synthetic
+from kvbench.attention import phases
 from kvbench.attention.phases import Part, Work
+from kvbench.attention.synthetic import read_tokens
 
 
 class Oracle:
@@ -20,7 +20,25 @@ class Oracle:
         counts = [[tuple(line) for line in row] for row in work.table.tolist()]
         if work.received is not None:
             observed(query, work, counts, scaling)
-        return synthetic.dequantized_attention(query, replace(work, counts=counts), scaling).to(query.dtype)
+        rows = [attention(query[row], work, row, lines, scaling) for row, lines in enumerate(counts)]
+        return torch.stack(rows).to(query.dtype)
+
+
+def attention(query: Tensor, work: Work, row: int, lines: list[Any], scaling: float) -> Tensor:
+    """Attention of a row over its dequantized tokens, ``[T, Hq, D]``, as dequantized_attention, all heads at once."""
+    parts = [(pair, line) for pair, line in zip(work.phases, lines, strict=True) if line[2]]
+    every = slice(None)
+    k = torch.cat([read_tokens(p, "key", row, every, first, n, work.key_dim) for (p, _), (first, _, n) in parts], 1)
+    v = torch.cat([read_tokens(p, "value", row, every, first, n, work.value_dim) for (_, p), (_, first, n) in parts], 1)
+    grouped = query.unflatten(0, (work.heads, -1)).float() * scaling
+    scores = work.logits.capped(grouped @ k[:, None].transpose(-1, -2))
+    visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(scores.shape[-1] - scores.shape[-2])
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if work.logits.sinks is not None:
+        sink = work.logits.sinks.float().view(work.heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sink], -1)
+    weights = scores.softmax(-1)[..., : k.shape[1]]
+    return (weights @ v[:, None]).flatten(0, 1).transpose(0, 1)
 
 
 def observed(query: Tensor, work: Work, counts: list[Any], scaling: float) -> None:

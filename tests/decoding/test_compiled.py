@@ -41,7 +41,7 @@ def llama() -> nn.Module:
 @torch.no_grad()
 def test_joined_layers_are_slices_of_one_product(llama: nn.Module) -> None:
     """Same outputs, same weights, one buffer; joining again makes no other."""
-    attention, x = llama.model.layers[0].self_attn, torch.randn(1, 1, 256)
+    attention, x = llama.model.layers[0].self_attn, torch.randn(1, 1, llama.config.hidden_size)
     wanted = [getattr(attention, name)(x) for name in compiled.JOINED[0]]
     weights = {name: value.clone() for name, value in llama.state_dict().items()}
     undo: list[Callable[[], None]] = []
@@ -272,7 +272,7 @@ def test_a_compiled_step_of_one_row_gives_the_tokens_of_eager_steps(
             )
         answers.append((stopping.tokens, cache.bill().used))
     assert answers[0] == answers[1]
-    hidden, layers = 256, len(llama.model.layers)
+    hidden, layers = llama.config.hidden_size, len(llama.model.layers)
     assert len(products) == 4 * layers * (new - 1)
     assert sum(products[:4]) > 3 * hidden and products[:4] == products[4:8]
     torch._dynamo.reset()
@@ -282,7 +282,7 @@ def test_a_compiled_step_of_one_row_gives_the_tokens_of_eager_steps(
 def test_joined_4_bit_layers_are_slices_of_one_product(llama: nn.Module) -> None:
     """The draft's weights, stacked in place once; the target's are joined apart from them."""
     int4.attach(llama, "all")
-    attention, x = llama.model.layers[0].self_attn, torch.randn(1, 3, 256)
+    attention, x = llama.model.layers[0].self_attn, torch.randn(1, 3, llama.config.hidden_size)
     names = compiled.JOINED[0]
     for drafting in (True, False):
         modules = [getattr(attention, name) for name in names]
@@ -351,15 +351,16 @@ def test_draft_and_verification_are_compiled_apart(llama: nn.Module, monkeypatch
 def test_all_products_of_a_layer_use_the_chosen_weights_and_are_given_back(llama: nn.Module, drafting: bool) -> None:
     """Seven linear layers; inside those with two sets of weights, none is replaced by itself."""
     int4.attach(llama, "all")
-    layer, x = llama.model.layers[1], torch.randn(1, 2, 256)
+    layer = llama.model.layers[1]
     places = [(layer.self_attn, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
     places += [(layer.mlp, name) for name in ("gate_proj", "up_proj")]
     modules = [getattr(owner, name) for owner, name in places]
-    wanted = [(module.draft if drafting else module.exact)(x) for module in modules]
+    inputs = [torch.randn(1, 2, module.exact.in_features) for module in modules]
+    wanted = [(module.draft if drafting else module.exact)(x) for module, x in zip(modules, inputs, strict=True)]
     undo: list[Callable[[], None]] = []
     compiled.products(layer, undo, drafting)
     assert len(undo) == 7 and "forward" in layer.mlp.down_proj.__dict__
-    for module, out in zip(modules, wanted, strict=True):
+    for module, x, out in zip(modules, inputs, wanted, strict=True):
         torch.testing.assert_close(module(x), out, rtol=1e-4, atol=1e-5)
         assert "forward" not in module.exact.__dict__ and "forward" not in module.draft.__dict__
     for restore in reversed(undo):

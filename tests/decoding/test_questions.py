@@ -11,7 +11,7 @@ from tests import zoo
 
 @pytest.mark.parametrize("name", ["fp16", "kivi"])
 def test_each_question_is_asked_of_the_same_cache(name):
-    model, method = zoo.model("llama"), load_method(name)
+    model, method = zoo.restless(), load_method(name)
     shared, _ = zoo.padded_batch([300])
     questions, answers = [[5, 6, 7], [9], [11, 12, 13, 14, 15]], [[3, 4], [5], [6, 7, 8]]
     cache = method.new_cache(model)

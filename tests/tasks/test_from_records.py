@@ -273,7 +273,7 @@ def test_a_data_set_of_five_lines_of_yaml(tmp_path: Path, monkeypatch: pytest.Mo
     path = write(tmp_path, [{"q": "one two three four", "a": "five"}] * 2)
     lines = [f"_target_: {TARGET}", "name: mine", f"path: {path}", 'template: "{q}"', "answer: a"]
     write(tmp_path / "conf/dataset", ["# counting", *lines], "mine.yaml")
-    command = ["--config-dir", str(tmp_path / "conf"), "method=fp16", "dataset=mine"]
+    command = ["--config-dir", str(tmp_path / "conf"), "method=fp16", "dataset=mine", "decoding.max_new_tokens=2"]
     command += [f"runtime.results_dir={tmp_path / 'runs'}", "runtime.device=cpu", "logger=none"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))  # --config-dir adds to both
