@@ -195,17 +195,17 @@ def fit_row(wish: Wish, form: CacheFormat, commands: Mapping[str, str | None]) -
 
 
 def chosen(rows: Sequence[FitRow], engine: str | None = None) -> FitRow | None:
-    """Return the format to use: exact if it fits and nothing close saves time, else the fastest that is close.
+    """Return the format to use: the one nearest to fp16 among those that are close and nearly the fastest of these.
 
-    Where none that fits is close (:data:`CLOSE`), it is the one with the least KL divergence, and of formats that were
-    not measured the one with the most bits. None if nothing fits. `engine` leaves only the formats that it has.
+    Nearly: the fastest saves less than :data:`WORTH` of the time. Where none that fits is close (:data:`CLOSE`), it is
+    the one with the least KL divergence, and of formats that were not measured the one with the most bits. None if
+    nothing fits. `engine` leaves only the formats that it has.
     """
     rows = [row for row in rows if row.fits and (engine in row.flags if engine else row.flags)]
     near = [row for row in rows if row.kl is not None and row.kl <= CLOSE]
     if near:
-        fastest = min(near, key=lambda row: row.tpot_s)
-        exact = next((row for row in near if row.format == "fp16"), None)
-        return exact if exact and fastest.tpot_s > (1 - WORTH) * exact.tpot_s else fastest
+        fastest = min(row.tpot_s for row in near)
+        return min((row for row in near if fastest > (1 - WORTH) * row.tpot_s), key=lambda row: row.kl or 0.0)
     known = [row for row in rows if row.kl is not None]
     return min(known, key=lambda row: row.kl or 0.0) if known else rows[0] if rows else None
 

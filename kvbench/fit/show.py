@@ -38,7 +38,8 @@ def answer_sentence(wish: Wish, rows: Sequence[FitRow], engine: str | None = Non
         return f"{what}: it fits and is exact, and {others} ({at})."
     if row.kl is None:
         return f"{what}: it has the most bits of what fits ({at}); its loss was not measured."
-    why = "the engines' fastest that is close to fp16" if row.kl <= CLOSE else "the closest to fp16 that fits"
+    near = f"the closest to fp16 within {WORTH:.0%} of the fastest that is close"
+    why = near if row.kl <= CLOSE else "the closest to fp16 that fits"
     return f"{what}: {why} ({at}; KL {row.kl:.2g} nats on {measured()['fidelity']['model']})."
 
 

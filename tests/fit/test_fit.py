@@ -126,21 +126,23 @@ def test_the_choice() -> None:
     )
     assert chosen([exact, first]) is exact, "3 % are not worth a loss"
     assert chosen([exact, first, second, far]) is second, "the fastest that is close"
+    assert chosen([exact, replace(first, tpot_s=0.82), second]).format == first.format, (
+        "2 % are not worth a loss either"
+    )
     assert chosen([exact, first, second], "llama.cpp") is exact
     assert chosen([replace(exact, fits=False), far]) is far, "none is close: the closest"
     unknown = replace(first, kl=None), replace(second, kl=None)
     assert chosen(unknown) is unknown[0] and chosen([replace(far, fits=False)]) is None
 
 
-def test_neither_torch_nor_three_seconds_are_needed() -> None:
+def test_torch_is_not_needed() -> None:
     code = (
-        "import sys, time\nfor name in ('torch', 'transformers', 'hydra'): sys.modules[name] = None\n"
-        "from kvbench.fit.command import main\nstatus = main(sys.argv[1:])\n"
-        "print(time.process_time(), file=sys.stderr)\nraise SystemExit(status)"
+        "import sys\nfor name in ('torch', 'transformers', 'hydra'): sys.modules[name] = None\n"
+        "from kvbench.fit.command import main\nraise SystemExit(main(sys.argv[1:]))"
     )
-    asked = [sys.executable, "-c", code, "llama3.1-8b", "--gpu", "rtx4090", "--context", "32k"]
+    asked = [sys.executable, "-c", code, "llama3.1-8b", "--gpu", "rtx4090", "--context", "32k", "--engine", "vllm"]
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "COLUMNS": "160"})
-    assert done.returncode == 0 and float(done.stderr.split()[-1]) < 3, done.stderr
+    assert done.returncode == 0, done.stderr
     first, *rest = done.stdout.splitlines()
     assert first.startswith("Use ") and "for 32k tokens x 1 of llama3.1-8b on rtx4090" in first
     text = "\n".join(rest)
