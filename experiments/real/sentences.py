@@ -221,15 +221,12 @@ def pair_sentences(whole: Line, tiny: Sequence[Line]) -> list[str]:
 
 def compared(names: tuple[str, str], runs: Sequence[Line], said: Order) -> str:
     """Return the sentence on one pair: which is closer to fp16, and by how much."""
-    mean, interval, _ = difference(runs[0], runs[1])
-    low, high = interval or (0.0, 0.0)
-    values, gap = (
-        [milli(run["kl"]["value"]) for run in runs],
-        f"difference {milli(mean)}, {milli(low)} to {milli(high)}",
-    )
+    best, worst = (1, 0) if said == "second" else (0, 1)
+    mean, interval, count = difference(runs[best], runs[worst])
+    gap = f"difference {milli(mean)}, " + (" to ".join(map(milli, interval)) if interval else f"n = {count}")
+    values = [milli(run["kl"]["value"]) for run in runs]
     if said == "open":
         return f"`{names[0]}` ({values[0]}) and `{names[1]}` ({values[1]}) cannot be told apart ({gap})."
-    best, worst = (0, 1) if said == "first" else (1, 0)
     return (
         f"`{names[best]}` is closer to fp16 than `{names[worst]}`: KL {values[best]} against {values[worst]} ({gap})."
     )
@@ -254,11 +251,20 @@ def breaks_at(line: Line, columns: Sequence[str]) -> str | None:
     return None
 
 
+def broken_in(whole: Line) -> dict[str, str | None]:
+    """Return where each quantizer of a file breaks, None: it holds; without those that are not known to hold."""
+    columns = columns_of(whole)
+    known = {
+        quantizer_of(line): (line, breaks_at(line, columns)) for line in whole["lines"] if line["family"] != "fp16"
+    }
+    return {name: at for name, (line, at) in known.items() if at or {columns[0], columns[-1]} <= line["runs"].keys()}
+
+
 def break_sentences(whole: Line, tiny: Line | None) -> list[str]:
     """Return which formats hold up to the largest factor, which break where, which pairs turn round, and on `tiny`."""
     columns = columns_of(whole)
     lines = {quantizer_of(line): line for line in whole["lines"] if line["family"] != "fp16"}
-    broken = {name: breaks_at(line, columns) for name, line in lines.items()}
+    broken = broken_in(whole)
     out = []
     for column in (None, *reversed(columns[1:])):
         names = [name for name, own in broken.items() if own == column]
@@ -272,7 +278,7 @@ def break_sentences(whole: Line, tiny: Line | None) -> list[str]:
         texts = [f"`{before}` is closer at {columns[0]}, `{after}` at {columns[-1]}" for before, after in pairs]
         out.append(f"- **The order turns round**: {'; '.join(texts)}.")
     if tiny:
-        small = {quantizer_of(line): breaks_at(line, columns_of(tiny)) for line in tiny["lines"]}
+        small = broken_in(tiny)
         other = [
             f"`{name}` {f'breaks at {small[name]}' if small[name] else 'holds'}"
             for name, own in broken.items()
