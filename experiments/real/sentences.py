@@ -5,8 +5,8 @@
   has no figures of single prompts, two are ordered where their intervals do not overlap.
 - A format *breaks* at the smallest factor of outliers at which its KL divergence is at least :data:`BROKEN` times that
   without outliers, if the interval of the difference excludes 0 there (:func:`breaks_at`).
-- A format *keeps* a share of perplexity if the upper end of its interval does on every text and context that was
-  measured (:func:`most_lost`).
+- A format loses at most a share of perplexity if the upper end of its interval is no more on any text and context of
+  the file (:func:`most_lost`); formats that were not measured on all of them are left out.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def small_line(line: Line, tiny: Sequence[Line]) -> Line | None:
 
 
 def most_lost(line: Line) -> float | None:
-    """Return the largest loss of perplexity over all texts and contexts, as a share of fp16's; None before it is known.
+    """Return the largest loss of perplexity over a line's runs, as a share of fp16's; None before it is known.
 
     It is the upper end of the 95 % interval.
     """
@@ -187,8 +187,13 @@ def most_lost(line: Line) -> float | None:
 
 
 def loss_text(whole: Line, share: float) -> str:
-    """Return which formats as shipped lose at most a share of perplexity with the fewest bits; empty without any."""
-    kept = [line for line in lines_of(whole, None) if (lost := most_lost(line)) is not None and lost <= share]
+    """Return which formats as shipped lose at most a share of perplexity with the fewest bits; empty without any.
+
+    Formats that were not measured on every text and context are left out.
+    """
+    count = len(columns_of(whole))
+    known = [line for line in lines_of(whole, None) if len(line["runs"]) == count]
+    kept = [line for line in known if (lost := most_lost(line)) is not None and lost <= share]
     if not kept:
         return ""
     fewest = packed_bits(kept[-1]["setting"])

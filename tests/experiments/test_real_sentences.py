@@ -125,6 +125,7 @@ def test_the_fewest_bits_for_a_share_of_perplexity_on_every_text():
 
     low, high = math.log(1.009), math.log(1.011)
     whole = file(**{"fp8 | open": (low, low), "nvfp4 | open": (low, high), "kivi int2 G32 | own": (0.2, low)})
+    whole["lines"].append(kl_line("KVarN k2v2 | own", **{COLUMN: run(NOISE, low)}))  # on one text alone
     (one, ten) = sentences.short_sentences(whole, ())[-2:]
     assert "At most 1 % more" in one and one.endswith("`fp8` (8 bits).")
     assert "At most 10 % more" in ten and ten.endswith("`nvfp4` (4.5 bits).")
