@@ -282,6 +282,14 @@ class Engine(FormatMethod):
             sides = SIDES if self.attention == "engine_cuda" else SIDES[:1]
             if reason := next(filter(None, (self.side(side).unknown(self.attention) for side in sides)), None):
                 raise ConfigError("method.attention", self.attention, reason, hint="method.attention=exact")
+            key, value = (self.side(side) for side in SIDES)
+            if key != value and {key.engine, value.engine} != {LLAMA_CPP}:
+                raise ConfigError(
+                    "method.attention",
+                    self.attention,
+                    f"is that of one engine, but none reads keys in {key.name} and values in {value.name}",
+                    hint=f"method.format={key.name}, or method.attention=exact",
+                )
             for name, plain in (("own", "stored"), ("window", 0), ("sinks", 0)):
                 if getattr(self, name) != plain:
                     raise ConfigError(

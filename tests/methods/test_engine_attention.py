@@ -143,6 +143,8 @@ def test_exact_attention_leaves_identity_and_name_as_they_were():
         ({"format": "fp8", "attention": "engine_cuda"}, "llama.cpp's attention on CUDA, which reads q8_0.*not fp8"),
         ({"format": "iq4_nl", "attention": "engine_cuda"}, "not iq4_nl"),
         ({"format": "q8_0/iq4_nl", "attention": "engine_cuda"}, "not iq4_nl"),
+        ({"format": "fp8/q4_0", "attention": "engine"}, r"none reads keys in fp8 and values in q4_0(?s:.*)format=fp8,"),
+        ({"format": "q8_0/nvfp4", "attention": "engine"}, "none reads keys in q8_0 and values in nvfp4"),
         ({"format": "q8_0", "attention": "engine", "window": 8}, r"keeps no token exact; method\.window is 8"),
         ({"format": "q8_0", "attention": "engine", "own": "exact"}, r"method\.own=stored"),
         ({"format": "fp8", "query_scale": 2.0}, "queries are not rounded to fp8"),
