@@ -5,8 +5,8 @@
   has no figures of single prompts, two are ordered where their intervals do not overlap.
 - A format *breaks* at the smallest factor of outliers at which its KL divergence is at least :data:`BROKEN` times that
   without outliers, if the interval of the difference excludes 0 there (:func:`breaks_at`).
-- A format *keeps* a share of perplexity if the upper end of its interval does on every text and context that was
-  measured (:func:`most_lost`).
+- A format loses at most a share of perplexity if the upper end of its interval is no more on any text and context of
+  the file (:func:`most_lost`); formats that were not measured on all of them are left out.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def small_line(line: Line, tiny: Sequence[Line]) -> Line | None:
 
 
 def most_lost(line: Line) -> float | None:
-    """Return the largest loss of perplexity over all texts and contexts, as a share of fp16's; None before it is known.
+    """Return the largest loss of perplexity over a line's runs, as a share of fp16's; None before it is known.
 
     It is the upper end of the 95 % interval.
     """
@@ -187,8 +187,13 @@ def most_lost(line: Line) -> float | None:
 
 
 def loss_text(whole: Line, share: float) -> str:
-    """Return which formats as shipped lose at most a share of perplexity with the fewest bits; empty without any."""
-    kept = [line for line in lines_of(whole, None) if (lost := most_lost(line)) is not None and lost <= share]
+    """Return which formats as shipped lose at most a share of perplexity with the fewest bits; empty without any.
+
+    Formats that were not measured on every text and context are left out.
+    """
+    count = len(columns_of(whole))
+    known = [line for line in lines_of(whole, None) if len(line["runs"]) == count]
+    kept = [line for line in known if (lost := most_lost(line)) is not None and lost <= share]
     if not kept:
         return ""
     fewest = packed_bits(kept[-1]["setting"])
@@ -221,15 +226,12 @@ def pair_sentences(whole: Line, tiny: Sequence[Line]) -> list[str]:
 
 def compared(names: tuple[str, str], runs: Sequence[Line], said: Order) -> str:
     """Return the sentence on one pair: which is closer to fp16, and by how much."""
-    mean, interval, _ = difference(runs[0], runs[1])
-    low, high = interval or (0.0, 0.0)
-    values, gap = (
-        [milli(run["kl"]["value"]) for run in runs],
-        f"difference {milli(mean)}, {milli(low)} to {milli(high)}",
-    )
+    best, worst = (1, 0) if said == "second" else (0, 1)
+    mean, interval, count = difference(runs[best], runs[worst])
+    gap = f"difference {milli(mean)}, " + (" to ".join(map(milli, interval)) if interval else f"n = {count}")
+    values = [milli(run["kl"]["value"]) for run in runs]
     if said == "open":
         return f"`{names[0]}` ({values[0]}) and `{names[1]}` ({values[1]}) cannot be told apart ({gap})."
-    best, worst = (0, 1) if said == "first" else (1, 0)
     return (
         f"`{names[best]}` is closer to fp16 than `{names[worst]}`: KL {values[best]} against {values[worst]} ({gap})."
     )
@@ -254,11 +256,20 @@ def breaks_at(line: Line, columns: Sequence[str]) -> str | None:
     return None
 
 
+def broken_in(whole: Line) -> dict[str, str | None]:
+    """Return where each quantizer of a file breaks, None: it holds; without those that are not known to hold."""
+    columns = columns_of(whole)
+    known = {
+        quantizer_of(line): (line, breaks_at(line, columns)) for line in whole["lines"] if line["family"] != "fp16"
+    }
+    return {name: at for name, (line, at) in known.items() if at or {columns[0], columns[-1]} <= line["runs"].keys()}
+
+
 def break_sentences(whole: Line, tiny: Line | None) -> list[str]:
     """Return which formats hold up to the largest factor, which break where, which pairs turn round, and on `tiny`."""
     columns = columns_of(whole)
     lines = {quantizer_of(line): line for line in whole["lines"] if line["family"] != "fp16"}
-    broken = {name: breaks_at(line, columns) for name, line in lines.items()}
+    broken = broken_in(whole)
     out = []
     for column in (None, *reversed(columns[1:])):
         names = [name for name, own in broken.items() if own == column]
@@ -272,7 +283,7 @@ def break_sentences(whole: Line, tiny: Line | None) -> list[str]:
         texts = [f"`{before}` is closer at {columns[0]}, `{after}` at {columns[-1]}" for before, after in pairs]
         out.append(f"- **The order turns round**: {'; '.join(texts)}.")
     if tiny:
-        small = {quantizer_of(line): breaks_at(line, columns_of(tiny)) for line in tiny["lines"]}
+        small = broken_in(tiny)
         other = [
             f"`{name}` {f'breaks at {small[name]}' if small[name] else 'holds'}"
             for name, own in broken.items()

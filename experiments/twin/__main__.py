@@ -80,6 +80,28 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
+def done_windows(file: Path, model: str, size: int, parts: Sequence[str] = ()) -> set[tuple[str, int, int]]:
+    """Return the text, number and size of each window that a file has.
+
+    Args:
+        model: digest of the model's file.
+        size: tokens of a window that is measured now.
+        parts: kvbench's columns that rows of windows of this size must have.
+
+    Raises:
+        ConfigError: rows are of another model, or lack a column, so that others cannot be added to them.
+    """
+    rows = read_rows(file)
+    elsewhere = "--out with another folder"
+    for row in rows:
+        if row["model_sha256"] != model:
+            raise ConfigError("--out", str(file.parent), f"{file.name} has rows of another model", hint=elsewhere)
+        lost = [part for part in parts if row["size"] == size and any(part not in x for x in row["formats"].values())]
+        if lost:
+            raise ConfigError("--parts", lost[0], f"{file} has rows without this column", hint=elsewhere)
+    return {(row["text"], row["window"], row["size"]) for row in rows}
+
+
 def measured(arguments: argparse.Namespace) -> None:
     """Measure the windows that are missing, and append a row for each as soon as it is complete."""
     import torch
@@ -97,13 +119,15 @@ def measured(arguments: argparse.Namespace) -> None:
     source = models_folder() / chosen.package.member.rpartition("/")[2]
     loaded = load_model(chosen, RuntimeConfig(device="cpu"))
     own, folder = measure.Own(loaded.model), cache_folder() / "twin"
-    plain = weights.write_float32(source, folder / f"{source.stem}-f32.gguf")
+    digest = sha256(source)[:16]
+    stem = f"{source.stem}-{digest}-f32"
+    plain = weights.write_float32(source, folder / f"{stem}.gguf")
     first = arguments.window // 2
     with measure.Twin(arguments.python, arguments.threads) as twin:
-        about = {"llamacpp": twin.about["version"], "torch": torch.__version__, "model_sha256": sha256(source)[:16]}
+        about = {"llamacpp": twin.about["version"], "torch": torch.__version__, "model_sha256": digest}
         for table in arguments.tables:
             file = arguments.out / f"{table}.jsonl"
-            done = {(row["text"], row["window"], row["size"]) for row in read_rows(file)}
+            done = done_windows(file, digest, arguments.window, arguments.parts if table == "f32" else ())
             file.parent.mkdir(parents=True, exist_ok=True)
             for name, number, ids in windows(arguments, loaded.tokenizer):
                 if (name, number, arguments.window) in done:
@@ -112,7 +136,7 @@ def measured(arguments: argparse.Namespace) -> None:
                 if table == "f32":
                     row = measure.against_kvbench(twin, own, plain, ids, first, arguments.parts)
                 elif table == "noise":
-                    noisy = weights.write_float32(source, folder / f"{source.stem}-f32-noise.gguf", noise=True)
+                    noisy = weights.write_float32(source, folder / f"{stem}-noise.gguf", noise=True)
                     row = measure.against_itself(twin, plain, noisy, ids, first)
                 else:
                     row = measure.against_itself(twin, source, plain, ids, first)

@@ -278,8 +278,18 @@ class Engine(FormatMethod):
     def check_attention(self) -> None:
         """Raise ConfigError if `attention`, the scale of queries or a calibration cannot be had, or has no effect."""
         if self.attention != "exact":
-            if reason := self.side("key").unknown(self.attention):
+            # llama.cpp's CUDA back end reads keys and values in these formats alone
+            sides = SIDES if self.attention == "engine_cuda" else SIDES[:1]
+            if reason := next(filter(None, (self.side(side).unknown(self.attention) for side in sides)), None):
                 raise ConfigError("method.attention", self.attention, reason, hint="method.attention=exact")
+            key, value = (self.side(side) for side in SIDES)
+            if key != value and {key.engine, value.engine} != {LLAMA_CPP}:
+                raise ConfigError(
+                    "method.attention",
+                    self.attention,
+                    f"is that of one engine, but none reads keys in {key.name} and values in {value.name}",
+                    hint=f"method.format={key.name}, or method.attention=exact",
+                )
             for name, plain in (("own", "stored"), ("window", 0), ("sinks", 0)):
                 if getattr(self, name) != plain:
                     raise ConfigError(

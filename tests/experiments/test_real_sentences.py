@@ -68,6 +68,9 @@ def said(first, second, tiny=()):
 def test_sentences_follow_from_the_paired_interval_and_turn_with_its_sign():
     assert "`int8 per token` is closer to fp16 than `fp8`: KL 1 against 10 " in said(0.001, 0.01)
     assert "`fp8` is closer to fp16 than `int8 per token`: KL 1 against 10 " in said(0.01, 0.001)
+    assert "(difference -9, -" in said(0.001, 0.01) and "(difference -9, -" in said(0.01, 0.001)  # of the closer one
+    single = kl_file(**{PAIR[0]: [0.001], PAIR[1]: [0.01]})
+    assert "cannot be told apart (difference -9, n = 1)" in sentences.pair_sentences(single, ())[0]
     noisy = kl_file(**{PAIR[0]: [1.0, 3.0, 1.0, 3.0], PAIR[1]: [3.0, 1.0, 3.1, 1.0]})
     assert "cannot be told apart" in sentences.pair_sentences(noisy, ())[0]
     # the intervals of the two overlap, their paired difference does not
@@ -122,6 +125,7 @@ def test_the_fewest_bits_for_a_share_of_perplexity_on_every_text():
 
     low, high = math.log(1.009), math.log(1.011)
     whole = file(**{"fp8 | open": (low, low), "nvfp4 | open": (low, high), "kivi int2 G32 | own": (0.2, low)})
+    whole["lines"].append(kl_line("KVarN k2v2 | own", **{COLUMN: run(NOISE, low)}))  # on one text alone
     (one, ten) = sentences.short_sentences(whole, ())[-2:]
     assert "At most 1 % more" in one and one.endswith("`fp8` (8 bits).")
     assert "At most 10 % more" in ten and ten.endswith("`nvfp4` (4.5 bits).")
@@ -149,6 +153,10 @@ def test_where_a_format_breaks_and_which_order_turns_round():
     tiny = factor_file("tiny", **{"int8 per token": (1, 1, 1, 1), "fp8": (6, 6, 6, 6.5), "nvfp4": (7, 7, 7, 90)})
     other = sentences.break_sentences(whole, tiny)[-1]
     assert other == "- **`tiny` says otherwise**: there `int8 per token` holds, `nvfp4` breaks at factor 64."
+    for file in (whole, tiny):  # a format that was not measured at the largest factor is not said to hold there
+        line = next(line for line in file["lines"] if line["name"].startswith("fp8 "))
+        line["runs"].pop("factor 64")
+        assert "fp8" not in "".join(sentences.break_sentences(whole, tiny))
     # twice as much on average, but not told apart
     noisy = kl_line("fp8 | open", **{"factor 1": run([1.0, 1.0, 1.0, 1.0]), "factor 4": run([0.1, 9.0, 0.1, 0.1])})
     assert sentences.breaks_at(noisy, FACTOR_COLUMNS) is None

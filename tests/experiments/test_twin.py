@@ -128,3 +128,17 @@ def test_tables_hold_each_format_and_are_written(tmp_path):
     assert "| iq4_nl | 0.1 ± 0 | 0.2 ± 0 | 0.05 ± 0 | 0.50 |" in text
     assert json.loads((tmp_path / "verdicts.json").read_text())["python"]["f16"]["met"]
     assert "no rows" in command.folded(Namespace(out=tmp_path, window=9))
+
+
+def test_windows_are_added_only_to_rows_of_the_same_model_and_columns(tmp_path):
+    file = tmp_path / "f32.jsonl"
+    assert command.done_windows(file, "a", 6, ["exact"]) == set()
+    formats = {"q8_0": {"llamacpp": 1.0, "exact": 1.0}}
+    rows = [{"text": "python", "window": n, "size": 6, "model_sha256": "a", "formats": formats} for n in (0, 1)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert command.done_windows(file, "a", 6, ["exact"]) == {("python", 0, 6), ("python", 1, 6)}
+    with pytest.raises(ConfigError, match=r"f32\.jsonl has rows of another model(?s:.*)--out"):
+        command.done_windows(file, "b", 6, ["exact"])
+    with pytest.raises(ConfigError, match=r"--parts=engine(?s:.*)rows without this column"):
+        command.done_windows(file, "a", 6, ["exact", "engine"])
+    assert len(command.done_windows(file, "a", 8, ["engine"])) == 2  # rows of windows of another size are not folded
