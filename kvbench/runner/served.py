@@ -116,6 +116,9 @@ def open_served(config: RunConfig, missing: Sequence[Sample], folder: Path) -> I
         else:
             server, places = _started(stack, model, form, expected, folder / "server.log")
         told = [proof.facts(place, server.text() if server else "") for place in places]
+        if len({(place.engine.name, one.version) for place, one in zip(places, told, strict=True)}) > 1:
+            names = ", ".join(f"{place.engine.name} {one.version}" for place, one in zip(places, told, strict=True))
+            raise ConfigError("model.urls", list(model.urls), f"are not the same engine: {names}", hint="one run each")
         verdicts = [
             proof.verdict(one, place.engine, form, expected, model.args)
             for one, place in zip(told, places, strict=True)

@@ -143,6 +143,22 @@ def test_a_key_reaches_the_server_and_no_file(tmp_path: Path, monkeypatch: pytes
     assert without_key("Incorrect key: secret-7") == "Incorrect key: ***"
 
 
+def test_a_key_that_fits_no_header_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(key="secret-7") as url:
+        for text in ("secret-7\nmore", "sécret-7"):
+            monkeypatch.setenv(KEY, text)
+            with pytest.raises(EndpointError, match="set it again") as caught:
+                answer_run(of_endpoint(tmp_path, urls=[url], limit=1))
+            assert "cret" not in str(caught.value)
+        monkeypatch.setenv(KEY, "secret-7\r\n")
+        assert answer_run(of_endpoint(tmp_path, urls=[url], limit=1))["status"] == "ok"
+
+
+def test_servers_of_two_engines_are_not_one_run(tmp_path: Path) -> None:
+    with serving() as one, serving(engine="vllm") as other, pytest.raises(ConfigError, match="not the same engine"):
+        answer_run(of_endpoint(tmp_path, urls=[one, other]))
+
+
 @pytest.mark.parametrize(
     ("url", "told"),
     [("http://127.0.0.1:9", "no server can be reached"), ("https://127.0.0.1", "does not speak TLS")],
@@ -161,8 +177,13 @@ def test_a_server_that_is_not_there(tmp_path: Path, url: str, told: str) -> None
         ({"urls": ["http://a"], "serve": "vllm"}, "excludes model.serve"),
         ({"urls": ["http://user:pw@host"]}, "not the address of a server"),
         ({"urls": ["localhost:8000"]}, "not the address of a server"),
+        ({"urls": ["http://localhost:80a"]}, "not the address of a server"),
+        ({"urls": ["http://localhost:99999"]}, "not the address of a server"),
         ({"serve": "llamacpp", "served": "none.gguf"}, "is not a GGUF file"),
-        ({"serve": "vllm", "args": ["--api-key=abc"]}, "would put a key into files"),
+        ({"serve": "vllm", "args": ["--api-key=abc"]}, "would put a secret into files"),
+        ({"serve": "vllm", "args": ["--hf-token", "abc"]}, "would put a secret into files"),
+        ({"serve": "vllm", "binary": "vllm --api-key abc"}, "would put a secret into files"),
+        ({"serve": "vllm", "binary": "vllm '"}, "No closing quotation"),
         ({"urls": ["http://a"], "form": "int8fork"}, None),
         ({"serve": "vllm", "form": "q8_0"}, "is not a cache format of vllm"),
         ({"serve": "vllm", "form": "fp8/nvfp4"}, "differs for keys and values"),
@@ -252,7 +273,7 @@ def test_a_started_server_is_proven_kept_in_the_log_and_gone_at_the_end(tmp_path
         (("exits=3",), {}, "ended with status 3: error: cannot load the model"),
         (("mib=3.0",), {}, "it has another format"),
         ((), {"binary": "no-such-program"}, "there is no such program"),
-        ((), {"port": 0}, "is in use"),
+        ((), {"port": 0}, "in use"),
     ],
 )
 def test_a_server_that_does_not_start(tmp_path: Path, options: Any, more: Any, told: str) -> None:
