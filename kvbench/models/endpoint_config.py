@@ -107,7 +107,7 @@ class EndpointModel(ModelConfig):
             if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", url) or not _has_port(url):
                 raise ConfigError(
                     "model.urls",
-                    without_secrets(url),
+                    without_secrets(re.sub(r"(?<=//).*(?=@)|(?<=#).*", "***", url)),
                     "is not the address of a server",
                     allowed="http(s)://HOST:PORT, without user, query or key",
                     hint="give a key as the environment variable KVBENCH_API_KEY",

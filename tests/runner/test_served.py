@@ -159,6 +159,16 @@ def test_servers_of_two_engines_are_not_one_run(tmp_path: Path) -> None:
         answer_run(of_endpoint(tmp_path, urls=[one, other]))
 
 
+def test_a_run_is_not_continued_by_another_engine(tmp_path: Path) -> None:
+    with serving() as one, serving(engine="vllm") as other:
+        done = answer_run(of_endpoint(tmp_path, urls=[one], limit=2))
+        path = Path(done["run_dir"]) / "samples.jsonl"
+        path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+        with pytest.raises(ConfigError, match="has the engine vllm, but this run has rows of llamacpp"):
+            answer_run(of_endpoint(tmp_path, urls=[other], limit=2))
+        assert answer_run(of_endpoint(tmp_path, urls=[one], limit=2))["samples"]["done"] == 2
+
+
 @pytest.mark.parametrize(
     ("url", "told"),
     [("http://127.0.0.1:9", "no server can be reached"), ("https://127.0.0.1", "does not speak TLS")],
@@ -193,6 +203,19 @@ def test_refused_configurations(tmp_path: Path, model: dict[str, Any], told: str
     expected: Any = EndpointError if told is None else ConfigError
     with pytest.raises(expected, match=told or "no server|reached"):
         answer_run(of_endpoint(tmp_path, **{"urls": [], **model}))
+
+
+@pytest.mark.parametrize("url", ["http://user:sec/ret@host", "http://host/#sec/ret", "http://host?key=sec/ret"])
+def test_an_address_is_refused_without_its_secret(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match="give a key as the environment variable") as caught:
+        answer_run(of_endpoint(tmp_path, urls=[url]))
+    assert "sec/ret" not in str(caught.value)
+
+
+def test_a_file_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    metrics = answer_run(started(tmp_path, tmp_path, f"mib={F16 * 4096 / 2**20}", served="~/file.gguf", limit=1))
+    assert str(tmp_path / "file.gguf") in metrics["env"]["endpoint"]["command"]
 
 
 def test_a_method_that_no_server_has_is_refused(tmp_path: Path) -> None:
