@@ -102,8 +102,9 @@ def suited(model: FitModel, names: Sequence[str] | None) -> tuple[list[CacheForm
     if unknown is not None:
         raise ConfigError("--formats", unknown, "is not a format", allowed=FORMATS)
     forms, left_out = list[CacheFormat](), dict[str, str]()
-    for name in names or FORMATS:
-        form = FORMATS[name]
+    for name, form in FORMATS.items():  # those with the most bits first, in whatever order they are asked for
+        if names and name not in names:
+            continue
         if model.cache is None:
             if name in LATENT:
                 forms.append(form)

@@ -213,6 +213,11 @@ def test_models_that_are_refused_by_name() -> None:
     assert model(unknown, size_gib=2.0).weight_bytes == 2 * 2**30, "the remedy works"
 
 
+def test_formats_are_ordered_by_bits_however_they_are_asked_for() -> None:
+    rows, _ = fit_rows(Wish(model(LATENT), gpu_named("b200"), 1024, gpus=8), ["fp8", "fp16", "fp8"])
+    assert [row.format for row in rows] == ["fp16", "fp8"]
+
+
 def test_formats_that_no_engine_or_model_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tiny", "--gpu", "h200", "--engine", "llama.cpp", "--formats", "fp8"]) == 0
     assert capsys.readouterr().out.startswith("Nothing that llama.cpp has fits 4k tokens x 1 of tiny on h200, but fp8 ")
