@@ -138,6 +138,8 @@ def _answer(arguments: argparse.Namespace) -> int:
     check_room(wish)
     rows, left_out = fit_rows(wish, arguments.formats, arguments.weights == "fp8")
     sentence, notes = answer_sentence(wish, rows, engine), fit_notes(wish, rows, left_out)
+    if arguments.weights in ("int4", "int8"):  # unlike fp8, engines do not make them of 16 bits
+        notes.append(f"weights: in the commands, put a checkpoint of {model.name} in {arguments.weights} for its name")
     best = chosen(rows, engine)
     if arguments.json:
         print(json.dumps({"sentence": sentence, **_figures(wish), "rows": [asdict(row) for row in rows],

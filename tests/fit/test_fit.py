@@ -213,6 +213,16 @@ def test_models_that_are_refused_by_name() -> None:
     assert model(unknown, size_gib=2.0).weight_bytes == 2 * 2**30, "the remedy works"
 
 
+def test_a_config_is_json_and_weights_in_fewer_bits_are_another_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [str(tmp_path), "--gpu", "h200", "--weights", "int4", "--formats", "fp16"]
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA2, indent="\t"))
+    assert main(asked) == 0 and "in int4 for its name" in capsys.readouterr().out
+    (tmp_path / "config.json").write_text("{no json")
+    assert main(asked) == 2 and "cannot be read" in capsys.readouterr().err
+
+
 def test_formats_are_ordered_by_bits_however_they_are_asked_for() -> None:
     rows, _ = fit_rows(Wish(model(LATENT), gpu_named("b200"), 1024, gpus=8), ["fp8", "fp16", "fp8"])
     assert [row.format for row in rows] == ["fp16", "fp8"]
