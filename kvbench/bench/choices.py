@@ -6,6 +6,7 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -311,8 +312,9 @@ def read_model_file(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read or parsed, or does not contain a mapping.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)  # YAML has no tabs
+    except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:160]
         raise ConfigError("model", path, f"cannot be read ({reason})", hint="choose a preset of conf/model") from None
     if not isinstance(data, dict):

@@ -259,12 +259,14 @@ class CacheShape:
         if reason:
             raise ConfigError("--model", numbers.get("model_type"), reason)
         for name in ("num_attention_heads", "hidden_size"):
-            if not isinstance(numbers.get(name), int):
-                raise ConfigError(f"model.{name}", numbers.get(name), "must be a whole number, 1 or greater")
+            if not isinstance(numbers.get(name), int) or numbers[name] < 1:
+                problem = "must be a whole number, 1 or greater"
+                raise ConfigError(f"model.{name}", numbers.get(name), problem, hint="complete its config.json")
         kinds, heads = layer_types(numbers), numbers["num_attention_heads"]
         count = len(kinds) if kinds is not None else numbers.get("num_hidden_layers")
         if not isinstance(count, int):
-            raise ConfigError("model.num_hidden_layers", count, "must be a whole number, 1 or greater")
+            problem = "must be a whole number, 1 or greater"
+            raise ConfigError("model.num_hidden_layers", count, problem, hint="complete its config.json")
         sliding = sliding_windows({**numbers, "num_hidden_layers": count}.get) or (None,) * count
         attending = [kinds is None or kind in ATTENDING for kind in kinds or (None,) * count]
         windows = tuple(window for window, attends in zip(sliding, attending, strict=True) if attends)

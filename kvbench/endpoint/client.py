@@ -35,8 +35,15 @@ class Place:
 
 
 def key() -> str | None:
-    """Return the key for servers from the environment; None without one."""
-    return os.environ.get(KEY) or None
+    """Return the key for servers from the environment, without spaces around it; None without one.
+
+    Raises:
+        EndpointError: it cannot stand in a header, whose error would show it.
+    """
+    secret = os.environ.get(KEY, "").strip()
+    if not (secret.isascii() and secret.isprintable()):
+        raise EndpointError(f"{KEY}: the key has characters that no key has.\n  hint: set it again, on one line")
+    return secret or None
 
 
 def without_key(text: str) -> str:
@@ -58,7 +65,13 @@ def get(url: str, path: str, timeout_s: float = ASK_S) -> Any:
         EndpointError: it cannot be reached, or refuses the key; the message names the remedy.
     """
     try:
-        answer = httpx.get(f"{url}{path}", headers=headers(), timeout=timeout_s, trust_env=not _local(url))
+        answer = httpx.get(
+            f"{url}{path}",
+            headers=headers(),
+            timeout=timeout_s,
+            verify=httpx.create_ssl_context(),  # SSL_CERT_FILE counts for local servers too
+            trust_env=not _local(url),
+        )
     except httpx.HTTPError as error:
         raise EndpointError(unreachable(url, error)) from None
     if answer.status_code in (401, 403):
@@ -66,6 +79,8 @@ def get(url: str, path: str, timeout_s: float = ASK_S) -> Any:
             f"{url}: the server refuses {'requests without a key' if key() is None else 'the key'} "
             f"(status {answer.status_code}).\n  hint: set the environment variable {KEY}"
         )
+    if answer.status_code == 503:
+        raise EndpointError(f"{url}: it is not ready (status 503).\n  hint: wait until its model is loaded")
     if answer.status_code != 200:
         return None
     try:
@@ -145,7 +160,13 @@ class Client:
         self._retries, self._alive = retries, alive
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         trust = not all(_local(place.url) for place in places)
-        self._http = httpx.AsyncClient(headers=headers(), timeout=timeout_s, limits=limits, trust_env=trust)
+        self._http = httpx.AsyncClient(
+            headers=headers(),
+            timeout=timeout_s,
+            limits=limits,
+            verify=httpx.create_ssl_context(),
+            trust_env=trust,
+        )
         self.sent = 0
 
     async def close(self) -> None:
@@ -174,12 +195,15 @@ class Client:
                 answer.check(ask, tokenizer)
                 return answer, began, attempt
             except WrongAnswer as wrong:
-                raise EndpointError(f"{place.url}: {wrong}") from None
+                raise EndpointError(
+                    f"{place.url}: {wrong}.\n"
+                    "  hint: name the model it serves by model.preset, model.path or model.hub_id"
+                ) from None
             except _Again as again:
                 reason, pause = str(again), max(pause, again.pause_s)
             except BrokenAnswer as broken:
                 reason = str(broken)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 reason = str(error) or type(error).__name__
             if attempt < self._retries:
                 await asyncio.sleep(pause)
@@ -222,7 +246,10 @@ def _refusal(url: str, response: httpx.Response) -> Exception:
         return _Again(f"status {response.status_code}: {text}", pause)
     if response.status_code in (401, 403):
         return EndpointError(f"{url}: the server refuses the key.\n  hint: set the environment variable {KEY}")
-    return EndpointError(f"{url}: the server refuses the request with status {response.status_code}: {text}")
+    return EndpointError(
+        f"{url}: the server refuses the request with status {response.status_code}: {text}\n"
+        "  hint: if its context is shorter than model.max_length, set model.max_length=TOKENS"
+    )
 
 
 def _local(url: str) -> bool:

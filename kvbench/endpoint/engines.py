@@ -38,7 +38,6 @@ class Engine:
         health: path that answers with status 200 once the model is loaded.
         pairs: True if keys and values can have different formats.
         probe: path by which a server of this engine is recognized, and the key that its answer has.
-        refused: flags that `model.args` must not contain, because kvbench sets them or they hold a secret.
     """
 
     name: str

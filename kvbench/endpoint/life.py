@@ -37,7 +37,7 @@ def free_port(wanted: int | None) -> int:
     """Return `wanted`, or a free TCP port if it is None.
 
     Raises:
-        ConfigError: the wanted port is in use.
+        ConfigError: the wanted port is in use, or not allowed.
     """
     with socket.socket() as place:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,7 +45,7 @@ def free_port(wanted: int | None) -> int:
             place.bind(("127.0.0.1", wanted or 0))
         except OSError as error:
             raise ConfigError(
-                "model.port", wanted, f"is in use: {error.strerror}", hint="model.port=null chooses a free one"
+                "model.port", wanted, f"cannot be used: {error.strerror}", hint="model.port=null chooses a free one"
             ) from error
         return int(place.getsockname()[1])
 

@@ -30,7 +30,7 @@ _LLAMA = re.compile(
 
 @dataclass(frozen=True)
 class Facts:
-    """What a server says of itself.
+    """A server's own account of itself.
 
     Args:
         version: of the engine; None if it does not say.

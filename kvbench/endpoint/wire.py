@@ -17,7 +17,7 @@ _ID = "token_id:"
 
 @dataclass(frozen=True)
 class Ask:
-    """What a request asks for.
+    """The content of a request, apart from its server.
 
     Args:
         ids: token ids of the prompt.

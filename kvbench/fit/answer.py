@@ -64,7 +64,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for.
+    """The question: a model, a card, and the sequences that it is to serve.
 
     Args:
         gpus: how many GPUs share each layer.

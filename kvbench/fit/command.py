@@ -67,6 +67,9 @@ def card_of(arguments: argparse.Namespace) -> Gpu:
     Raises:
         ConfigError: it is not known, or its memory or bandwidth is missing.
     """
+    if arguments.gpu != "own" and arguments.bandwidth_TBs is not None:
+        hint = "--gpu own --memory-gb 24, or leave it out"
+        raise ConfigError("--bandwidth-TBs", arguments.bandwidth_TBs, "is for a card that is not listed", hint=hint)
     if arguments.gpu == "cpu":
         from kvbench.fit.stream import this_processor
 
@@ -75,7 +78,8 @@ def card_of(arguments: argparse.Namespace) -> Gpu:
         missing = [option for option in ("memory_gb", "bandwidth_TBs") if getattr(arguments, option) is None]
         if missing:
             option = f"--{missing[0].replace('_', '-')}"
-            raise ConfigError(option, None, "is needed for a card of your own", hint=f"{option} 24")
+            hint = "--gpu own --memory-gb 24 --bandwidth-TBs 0.9"
+            raise ConfigError(option, None, "is needed for a card of your own", hint=hint)
         card = own_gpu(arguments.bandwidth_TBs, 1e3, arguments.memory_gb)
     else:
         try:
@@ -92,17 +96,20 @@ def suited(model: FitModel, names: Sequence[str] | None) -> tuple[list[CacheForm
     """Return the formats that a model can have, and by name why others cannot.
 
     Raises:
-        ConfigError: a name is not one of a format.
+        ConfigError: a name is not one of a format, or the model can have none of them.
     """
     unknown = next((name for name in names or () if name not in FORMATS), None)
     if unknown is not None:
         raise ConfigError("--formats", unknown, "is not a format", allowed=FORMATS)
     forms, left_out = list[CacheFormat](), dict[str, str]()
-    for name in names or FORMATS:
-        form = FORMATS[name]
+    for name, form in FORMATS.items():  # those with the most bits first, in whatever order they are asked for
+        if names and name not in names:
+            continue
         if model.cache is None:
             if name in LATENT:
                 forms.append(form)
+            elif names:
+                left_out[name] = "latent attention is stored otherwise"
             continue
         try:
             form.method.suit(model.numbers)
@@ -111,6 +118,9 @@ def suited(model: FitModel, names: Sequence[str] | None) -> tuple[list[CacheForm
             left_out[name] = error.problem
             continue
         forms.append(form)
+    if not forms:
+        problem = f"cannot hold the cache of {model.name} ({'; '.join(dict.fromkeys(left_out.values()))})"
+        raise ConfigError("--formats", " ".join(left_out), problem, hint="--formats fp16 fp8")
     return forms, left_out
 
 
@@ -128,6 +138,8 @@ def _answer(arguments: argparse.Namespace) -> int:
     check_room(wish)
     rows, left_out = fit_rows(wish, arguments.formats, arguments.weights == "fp8")
     sentence, notes = answer_sentence(wish, rows, engine), fit_notes(wish, rows, left_out)
+    if arguments.weights in ("int4", "int8"):  # unlike fp8, engines do not make them of 16 bits
+        notes.append(f"weights: in the commands, put a checkpoint of {model.name} in {arguments.weights} for its name")
     best = chosen(rows, engine)
     if arguments.json:
         print(json.dumps({"sentence": sentence, **_figures(wish), "rows": [asdict(row) for row in rows],
@@ -148,7 +160,7 @@ def fit_rows(
     `names` are the formats to compare, None for all; `runtime_fp8` is as for :func:`command_of`.
 
     Raises:
-        ConfigError: a name is not one of a format.
+        ConfigError: as for :func:`suited`.
     """
     forms, left_out = suited(wish.model, names)
     rows = []

@@ -107,7 +107,7 @@ LATENT = ("fp16", "fp8")
 
 @dataclass(frozen=True)
 class Serving:
-    """What the commands of all engines have in common.
+    """The values that the commands of all engines share.
 
     Args:
         context: tokens per sequence.

@@ -10,7 +10,7 @@ from typing import Any
 from kvbench.bench.choices import numbers_of
 from kvbench.bench.prediction import CacheShape, flat_numbers
 from kvbench.errors import ConfigError
-from kvbench.fit.weights import PRECISIONS, Precision, Weights, checkpoint_precision
+from kvbench.fit.weights import PRECISIONS, Precision, Weights, check_sizes, checkpoint_precision
 from kvbench.methods.base import Method
 from kvbench.models.checkpoint import longest
 from kvbench.models.gguf.convert import SAME
@@ -159,9 +159,15 @@ def model_of(
     """
     flat = dict(flat_numbers(numbers))
     flat = {**DEFAULTS.get(str(flat.get("model_type")), {}), **flat}
-    latent = int(flat["kv_lora_rank"]) + int(flat["qk_rope_head_dim"]) if flat.get("kv_lora_rank") else 0
+    check_sizes(flat)
+    latent = flat["kv_lora_rank"] + flat["qk_rope_head_dim"] if flat.get("kv_lora_rank") else 0
     cache = None if latent else CacheShape.of(flat)
-    precision = PRECISIONS[weights] if weights else checkpoint_precision(flat, name)
+    try:
+        precision = PRECISIONS[weights] if weights else checkpoint_precision(flat, name)
+    except ConfigError:
+        if size_gib is None:
+            raise
+        precision = Precision("an unknown form")
     try:
         counted = Weights.of(flat)
     except ConfigError:

@@ -23,6 +23,13 @@ def answer_sentence(wish: Wish, rows: Sequence[FitRow], engine: str | None = Non
     row = chosen(rows, engine)
     asked = f"{short_count(wish.context)} tokens x {wish.batch}"
     card = wish.gpu.name if wish.gpus == 1 else f"{wish.gpus} x {wish.gpu.name}"
+    others = ", ".join(row.format for row in rows if row.fits)
+    if row is None and others:
+        return (
+            f"Nothing that {engine or 'an engine'} has fits {asked} of {wish.model.name} on {card}, but {others} "
+            f"would; use {'another --engine, ' if engine else ''}other --formats, a shorter --context or a smaller "
+            "--batch."
+        )
     if row is None:
         far = max(rows, key=lambda row: row.longest_context)
         return (
@@ -34,8 +41,8 @@ def answer_sentence(wish: Wish, rows: Sequence[FitRow], engine: str | None = Non
     what = f"Use {row.format} ({served}) for {asked} of {wish.model.name} on {card}"
     at = f"{1e3 * row.tpot_s:.3g} ms a token, {1 / row.tpot_s * wish.batch:.3g} tokens/s"
     if row.format == "fp16":
-        others = "what others lose was not measured" if row.kl is None else f"no close format is {WORTH:.0%} faster"
-        return f"{what}: it fits and is exact, and {others} ({at})."
+        reason = "what others lose was not measured" if row.kl is None else f"no close format is {WORTH:.0%} faster"
+        return f"{what}: it fits and is exact, and {reason} ({at})."
     if row.kl is None:
         return f"{what}: it has the most bits of what fits ({at}); its loss was not measured."
     near = f"the closest to fp16 within {WORTH:.0%} of the fastest that is close"

@@ -21,6 +21,14 @@ UNGATED = ("gpt_neox", "gpt2", "gptj", "opt", "phi", "falcon", "bloom", "starcod
 TIED = ("gemma", "cohere", "gpt2", "bloom", "falcon", "opt")
 #: bytes of the scale and the zero point of a group
 GROUP_BYTES = 4
+#: keys with the number of routed experts of a layer
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+#: sizes that a configuration may leave out, and must give as whole numbers
+SIZES = (
+    *("intermediate_size", "num_key_value_heads", "head_dim", "vocab_size", *EXPERTS, "num_experts_per_tok"),
+    *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "n_shared_experts"),
+    *("moe_intermediate_size", "shared_expert_intermediate_size", "first_k_dense_replace", "decoder_sparse_step"),
+)
 #: what to type where the weights of a model cannot be counted
 INSTEAD = "--weights-gb 12.5, the size of its files"
 
@@ -70,10 +78,12 @@ def checkpoint_precision(numbers: Mapping[str, Any], name: str = "") -> Precisio
     method = str(given.get("quant_method") or given.get("quant_algo") or "").lower()
     if method == "compressed-tensors":
         groups: Mapping[str, Any] = given.get("config_groups") or {"": {}}
-        group = next(iter(groups.values())).get("weights") or {}
+        group = next(iter(groups.values()), {}).get("weights") or {}
         given = {"bits": group.get("num_bits"), "group_size": group.get("group_size")}
     if method in ("awq", "gptq", "compressed-tensors", "auto-round"):
         bits, size = given.get("bits") or given.get("w_bit") or 4, given.get("group_size")
+        if not isinstance(bits, int | float) or bits <= 0:
+            raise ConfigError(f"model.{KEY}.bits", bits, "must be a number above 0", hint=INSTEAD)
         return Precision(f"{method} {bits} bits", bits, size if isinstance(size, int) and size > 0 else None)
     if method == "modelopt":
         method = str(given.get("quant_algo") or (given.get("quantization") or {}).get("quant_algo") or "").lower()
@@ -158,8 +168,14 @@ class Weights:
         )
 
 
-#: keys with the number of routed experts of a layer
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+def check_sizes(numbers: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a size of a ``config.json`` that is not a whole number, or is missing beside another."""
+    for key in SIZES:
+        value = numbers.get(key)
+        if value is not None and (not isinstance(value, int) or value < 0):
+            raise ConfigError(f"model.{key}", value, "must be a whole number", hint="correct its config.json")
+    if numbers.get("kv_lora_rank"):
+        _whole(numbers, "qk_rope_head_dim")
 
 
 def _whole(numbers: Mapping[str, Any], key: str) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from kvbench.endpoint.engines import SERVED, Engine
 from kvbench.errors import ConfigError
@@ -17,10 +19,11 @@ from kvbench.util.confdir import read_choice
 from kvbench.util.fingerprint import sha256
 from kvbench.util.schema import bounded, build, field_names
 
+_SECRET = "would put a secret into files and logs"
 #: flags that kvbench does not pass on, with the reason
 _REFUSED = {
-    "--api-key": "would put a key into files and logs; set KVBENCH_API_KEY in the environment",
-    "--api_key": "would put a key into files and logs; set KVBENCH_API_KEY in the environment",
+    **dict.fromkeys(("--api-key", "--api_key", "--admin-api-key", "--ssl-keyfile-password"), _SECRET),
+    **dict.fromkeys(("--hf-token", "--hf_token", "-hft"), f"{_SECRET}; set HF_TOKEN in the environment"),
     "--port": "is chosen by model.port",
     "--host": "is 127.0.0.1: the server is for this run alone",
 }
@@ -79,6 +82,8 @@ class EndpointModel(ModelConfig):
     def loads(self) -> str | None:
         """File, folder or repository that a started server loads."""
         folder = self.folder()
+        if self.served and self.served.startswith("~"):
+            return str(Path(self.served).expanduser())
         return self.served or (self.hub_id if folder is None else str(folder))
 
     def check(self) -> None:
@@ -99,15 +104,21 @@ class EndpointModel(ModelConfig):
             )
         super().check()
         for url in self.urls:
-            if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", url):
+            if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", url) or not _has_port(url):
                 raise ConfigError(
                     "model.urls",
-                    without_secrets(url),
+                    without_secrets(re.sub(r"(?<=//).*(?=@)|(?<=#).*", "***", url)),
                     "is not the address of a server",
                     allowed="http(s)://HOST:PORT, without user, query or key",
                     hint="give a key as the environment variable KVBENCH_API_KEY",
                 )
-        for word in self.args:
+        try:
+            program = [] if self.binary is None else shlex.split(self.binary)
+        except ValueError as error:
+            raise ConfigError("model.binary", self.binary, str(error), hint="quote it as in a shell") from None
+        if self.binary is not None and not program:
+            raise ConfigError("model.binary", self.binary, "names no program", hint="model.binary=null")
+        for word in (*program, *self.args):
             flag = word.partition("=")[0]
             if flag in _REFUSED:
                 raise ConfigError("model.args", flag, _REFUSED[flag])
@@ -129,6 +140,14 @@ class EndpointModel(ModelConfig):
         for key in ("concurrency", "prefix_reuse", "logprobs"):
             about[key] = getattr(self, key)
         return {"endpoint": about}
+
+
+def _has_port(url: str) -> bool:
+    """Return False if the port of an address is not a number of a port; no port is one."""
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 #: keys of the group that only a model behind a server has

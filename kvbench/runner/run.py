@@ -287,7 +287,7 @@ class RunSteps(RunState):
         if self.checked.model.served_elsewhere:
             from kvbench.runner.served import open_served
 
-            return open_served(self.checked, missing, self.store.path)
+            return open_served(self.checked, missing, self.store.path, list(self.rows.values()))
         from kvbench.models.devices import homes
         from kvbench.profiling.device import device_name
 

@@ -92,11 +92,14 @@ def bytes_at(config: RunConfig, shape: Shape, tokens: int) -> KVBytes:
 
 
 @contextmanager
-def open_served(config: RunConfig, missing: Sequence[Sample], folder: Path) -> Iterator[Requests]:
+def open_served(
+    config: RunConfig, missing: Sequence[Sample], folder: Path, rows: Sequence[Row] = ()
+) -> Iterator[Requests]:
     """Start the server, or find the running ones, and yield the requests of a run to a ``with`` block.
 
     Everything that can be wrong before the first sample is refused here. The server's output goes to `server.log` in
-    `folder`. At the end of the block the requests under way are dropped, and the server ends.
+    `folder`; `rows` are those that the run has already. At the end of the block the requests under way are dropped, and
+    the server ends.
 
     Raises:
         ConfigError: the method, the samples' work, a name or a port do not fit a server.
@@ -116,6 +119,14 @@ def open_served(config: RunConfig, missing: Sequence[Sample], folder: Path) -> I
         else:
             server, places = _started(stack, model, form, expected, folder / "server.log")
         told = [proof.facts(place, server.text() if server else "") for place in places]
+        if len({(place.engine.name, one.version) for place, one in zip(places, told, strict=True)}) > 1:
+            names = ", ".join(f"{place.engine.name} {one.version}" for place, one in zip(places, told, strict=True))
+            raise ConfigError("model.urls", list(model.urls), f"are not the same engine: {names}", hint="one run each")
+        # the identity of a run has no address, so that another engine may stand there now
+        before = {row[MEASURED]["endpoint"]["engine"] for row in rows if "endpoint" in row.get(MEASURED, {})}
+        if before - {places[0].engine.name}:
+            problem = f"has the engine {places[0].engine.name}, but this run has rows of {', '.join(sorted(before))}"
+            raise ConfigError("model.urls", list(model.urls), problem, hint="runtime.results_dir=DIR for each engine")
         verdicts = [
             proof.verdict(one, place.engine, form, expected, model.args)
             for one, place in zip(told, places, strict=True)

@@ -233,7 +233,8 @@ def test_shapes_by_name_file_and_folder(tmp_path):
         ),
         ('{"n_embd": 768}', "model.hidden_size"),
         ('{"hidden_size":', "cannot be read"),
-        ("a sentence", "does not contain the keys"),
+        ("a sentence", "cannot be read"),
+        ("[1]", "does not contain the keys"),
     ],
 )
 def test_models_of_which_nothing_can_be_said_are_refused(text, said, tmp_path, capsys):

@@ -176,7 +176,8 @@ def test_commands_of_engines(capsys: pytest.CaptureFixture[str]) -> None:
         ("llama3.1-8b --gpu h100 --context 256k", 2, "use --context 131072"),
         ("llama3.1-8b --gpu h100 --utilization 2", 2, "at most 1"),
         ("llama3.1-8b --gpu h100 --formats q8", 2, "did you mean 'q8_0'"),
-        ("llama3.1-8b --gpu own --memory-gb 24", 2, "use --bandwidth-TBs"),
+        ("llama3.1-8b --gpu own --memory-gb 24", 2, "--bandwidth-TBs 0.9"),
+        ("llama3.1-8b --gpu h100 --bandwidth-TBs 2", 2, "is for a card that is not listed"),
         ("none.gguf --gpu h100", 2, "does not exist"),
         ("llama3.1-8b --gpu t4", 1, "use --weights int4"),
     ],
@@ -198,10 +199,40 @@ def test_models_that_are_refused_by_name() -> None:
         ({**GEMMA2, "quantization_config": {"quant_method": "hieroglyphs"}}, "not a known way"),
         ({**GEMMA2, "layer_types": ["mamba", "attention"] * 21, "mamba_n_heads": 4, "mamba_d_head": 64,
           "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_n_groups": 1}, "--weights-gb"),
+        ({}, "complete its config.json"),
+        ({**GEMMA2, "num_attention_heads": 0}, "num_attention_heads=0: must be a whole number"),
+        ({**GEMMA2, "num_key_value_heads": "8"}, "num_key_value_heads=8: must be a whole number"),
+        ({**GEMMA2, "head_dim": -64}, "head_dim=-64: must be a whole number"),
+        ({**LATENT, "qk_rope_head_dim": None}, "model.qk_rope_head_dim"),
+        ({**GEMMA2, "quantization_config": {"quant_method": "awq", "bits": "four"}}, "bits=four: must be a number"),
     ):  # fmt: skip
         with pytest.raises(ConfigError) as refused:
             model(numbers)
         assert said in str(refused.value)
+    unknown = {**GEMMA2, "quantization_config": {"quant_method": "hieroglyphs"}}
+    assert model(unknown, size_gib=2.0).weight_bytes == 2 * 2**30, "the remedy works"
+
+
+def test_a_config_is_json_and_weights_in_fewer_bits_are_another_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [str(tmp_path), "--gpu", "h200", "--weights", "int4", "--formats", "fp16"]
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA2, indent="\t"))
+    assert main(asked) == 0 and "in int4 for its name" in capsys.readouterr().out
+    (tmp_path / "config.json").write_text("{no json")
+    assert main(asked) == 2 and "cannot be read" in capsys.readouterr().err
+
+
+def test_formats_are_ordered_by_bits_however_they_are_asked_for() -> None:
+    rows, _ = fit_rows(Wish(model(LATENT), gpu_named("b200"), 1024, gpus=8), ["fp8", "fp16", "fp8"])
+    assert [row.format for row in rows] == ["fp16", "fp8"]
+
+
+def test_formats_that_no_engine_or_model_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tiny", "--gpu", "h200", "--engine", "llama.cpp", "--formats", "fp8"]) == 0
+    assert capsys.readouterr().out.startswith("Nothing that llama.cpp has fits 4k tokens x 1 of tiny on h200, but fp8 ")
+    with pytest.raises(ConfigError, match="latent attention is stored otherwise"):
+        fit_rows(Wish(model(LATENT), gpu_named("h200"), 1024), ["q8_0"])
 
 
 def test_too_long_a_context_says_what_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -143,6 +143,32 @@ def test_a_key_reaches_the_server_and_no_file(tmp_path: Path, monkeypatch: pytes
     assert without_key("Incorrect key: secret-7") == "Incorrect key: ***"
 
 
+def test_a_key_that_fits_no_header_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(key="secret-7") as url:
+        for text in ("secret-7\nmore", "sécret-7"):
+            monkeypatch.setenv(KEY, text)
+            with pytest.raises(EndpointError, match="set it again") as caught:
+                answer_run(of_endpoint(tmp_path, urls=[url], limit=1))
+            assert "cret" not in str(caught.value)
+        monkeypatch.setenv(KEY, "secret-7\r\n")
+        assert answer_run(of_endpoint(tmp_path, urls=[url], limit=1))["status"] == "ok"
+
+
+def test_servers_of_two_engines_are_not_one_run(tmp_path: Path) -> None:
+    with serving() as one, serving(engine="vllm") as other, pytest.raises(ConfigError, match="not the same engine"):
+        answer_run(of_endpoint(tmp_path, urls=[one, other]))
+
+
+def test_a_run_is_not_continued_by_another_engine(tmp_path: Path) -> None:
+    with serving() as one, serving(engine="vllm") as other:
+        done = answer_run(of_endpoint(tmp_path, urls=[one], limit=2))
+        path = Path(done["run_dir"]) / "samples.jsonl"
+        path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+        with pytest.raises(ConfigError, match="has the engine vllm, but this run has rows of llamacpp"):
+            answer_run(of_endpoint(tmp_path, urls=[other], limit=2))
+        assert answer_run(of_endpoint(tmp_path, urls=[one], limit=2))["samples"]["done"] == 2
+
+
 @pytest.mark.parametrize(
     ("url", "told"),
     [("http://127.0.0.1:9", "no server can be reached"), ("https://127.0.0.1", "does not speak TLS")],
@@ -161,8 +187,13 @@ def test_a_server_that_is_not_there(tmp_path: Path, url: str, told: str) -> None
         ({"urls": ["http://a"], "serve": "vllm"}, "excludes model.serve"),
         ({"urls": ["http://user:pw@host"]}, "not the address of a server"),
         ({"urls": ["localhost:8000"]}, "not the address of a server"),
+        ({"urls": ["http://localhost:80a"]}, "not the address of a server"),
+        ({"urls": ["http://localhost:99999"]}, "not the address of a server"),
         ({"serve": "llamacpp", "served": "none.gguf"}, "is not a GGUF file"),
-        ({"serve": "vllm", "args": ["--api-key=abc"]}, "would put a key into files"),
+        ({"serve": "vllm", "args": ["--api-key=abc"]}, "would put a secret into files"),
+        ({"serve": "vllm", "args": ["--hf-token", "abc"]}, "would put a secret into files"),
+        ({"serve": "vllm", "binary": "vllm --api-key abc"}, "would put a secret into files"),
+        ({"serve": "vllm", "binary": "vllm '"}, "No closing quotation"),
         ({"urls": ["http://a"], "form": "int8fork"}, None),
         ({"serve": "vllm", "form": "q8_0"}, "is not a cache format of vllm"),
         ({"serve": "vllm", "form": "fp8/nvfp4"}, "differs for keys and values"),
@@ -172,6 +203,19 @@ def test_refused_configurations(tmp_path: Path, model: dict[str, Any], told: str
     expected: Any = EndpointError if told is None else ConfigError
     with pytest.raises(expected, match=told or "no server|reached"):
         answer_run(of_endpoint(tmp_path, **{"urls": [], **model}))
+
+
+@pytest.mark.parametrize("url", ["http://user:sec/ret@host", "http://host/#sec/ret", "http://host?key=sec/ret"])
+def test_an_address_is_refused_without_its_secret(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match="give a key as the environment variable") as caught:
+        answer_run(of_endpoint(tmp_path, urls=[url]))
+    assert "sec/ret" not in str(caught.value)
+
+
+def test_a_file_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    metrics = answer_run(started(tmp_path, tmp_path, f"mib={F16 * 4096 / 2**20}", served="~/file.gguf", limit=1))
+    assert str(tmp_path / "file.gguf") in metrics["env"]["endpoint"]["command"]
 
 
 def test_a_method_that_no_server_has_is_refused(tmp_path: Path) -> None:
@@ -252,7 +296,7 @@ def test_a_started_server_is_proven_kept_in_the_log_and_gone_at_the_end(tmp_path
         (("exits=3",), {}, "ended with status 3: error: cannot load the model"),
         (("mib=3.0",), {}, "it has another format"),
         ((), {"binary": "no-such-program"}, "there is no such program"),
-        ((), {"port": 0}, "is in use"),
+        ((), {"port": 0}, "in use"),
     ],
 )
 def test_a_server_that_does_not_start(tmp_path: Path, options: Any, more: Any, told: str) -> None:
