@@ -1,4 +1,4 @@
-"""What ``kvbench.fit`` rests on, folded from results: step times, KL divergences, and how far predictions are off.
+"""Figures behind ``kvbench.fit``, folded from results: step times, KL divergences, and how far predictions are off.
 
 python -m experiments.fit            # print the tables
 python -m experiments.fit --write    # also kvbench/fit/measured.json, results/fit/README.md and docs/which-cache.md
