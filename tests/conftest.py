@@ -1,5 +1,6 @@
 """Set-up of all tests: Triton's interpreter on machines without a GPU, bytecode on disk, a quick garbage collector."""
 
+import atexit
 import gc
 import os
 import sys
@@ -165,7 +166,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         _freeze()
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Let what was frozen go: Triton's bindings print a page about objects that outlive the interpreter."""
-    gc.unfreeze()
-    gc.collect()
+# Triton's bindings print a page about objects that outlive the interpreter, which collects once more as it ends; pytest
+# collects before, twice, a second each if nothing were frozen
+atexit.register(gc.unfreeze)

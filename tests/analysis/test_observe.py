@@ -59,7 +59,7 @@ def text_of(tokens, seed=0):
 
 def made(name):
     base, settings = METHODS[name]
-    more = {"calibration": zoo.calibrations("llama", "mistral")} if base == "kvquant" else {}
+    more = {"calibration": zoo.calibrations("llama")} if base == "kvquant" else {}
     method = load_method(base, **settings, **more)
     return method
 

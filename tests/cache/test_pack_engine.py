@@ -58,18 +58,18 @@ def test_tokens_of_many_layers_are_packed_in_one_launch():
 
 @pytest.mark.parametrize(("key", "value"), [(Q8_0(), Signed(4)), (Int4PerTokenHead(), Fp8()), (NVFP4(), NVFP4())])
 def test_the_token_of_a_captured_step_is_packed_at_places_on_the_device(key, value):
-    x = tokens(70, 64, torch.bfloat16, batch=2, heads=2)
+    x = tokens(34, 64, torch.bfloat16, batch=2, heads=2)
     wanted = [new(quantizer, side, x) for quantizer, side in ((key, "key"), (value, "value"))]
     computed = [new(quantizer, side, x) for quantizer, side in ((key, "key"), (value, "value"))]
     for segment in wanted:
         segment.append(ALL, x)
     for segment in computed:
-        segment.append(ALL, x[:, :, :69])
-        assert segment.advance() == [69, 69] and segment.lengths == [70, 70]
-    last = x[:, :, 69:]
+        segment.append(ALL, x[:, :, :33])
+        assert segment.advance() == [33, 33] and segment.lengths == [34, 34]
+    last = x[:, :, 33:]
     engine.pack_engine_tokens(*computed, last, last, torch.full((2, 2), -1, dtype=torch.int32))
     before = [segment.clone() for segment in computed]
-    engine.pack_engine_tokens(*computed, last, last, torch.full((2, 2), 69, dtype=torch.int32))
+    engine.pack_engine_tokens(*computed, last, last, torch.full((2, 2), 33, dtype=torch.int32))
     for done, alike, earlier in zip(computed, wanted, before, strict=True):
         same(done, alike)
         assert any(not torch.equal(a, b) for a, b in zip(done.words, earlier.words, strict=True))

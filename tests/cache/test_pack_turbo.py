@@ -43,15 +43,15 @@ def test_heads_of_80_and_256_channels(quantizer, side, channels):
     ("key", "value"), [(LevelQuantizer(3), TruncatingQuantizer(3)), (Fp8(), TruncatingQuantizer(4))]
 )
 def test_the_token_of_a_captured_step_is_packed_at_places_on_the_device(key, value):
-    x = tokens(30, 64, torch.bfloat16, batch=2, heads=2)
+    x = tokens(18, 64, torch.bfloat16, batch=2, heads=2)
     wanted = [new(quantizer, side, x) for quantizer, side in ((key, "key"), (value, "value"))]
     computed = [new(quantizer, side, x) for quantizer, side in ((key, "key"), (value, "value"))]
     for segment in wanted:
         segment.append(ALL, x)
     for segment in computed:
-        segment.append(ALL, x[:, :, :29])
+        segment.append(ALL, x[:, :, :17])
         segment.advance()
-    engine.pack_engine_tokens(*computed, x[:, :, 29:], x[:, :, 29:], torch.full((2, 2), 29, dtype=torch.int32))
+    engine.pack_engine_tokens(*computed, x[:, :, 17:], x[:, :, 17:], torch.full((2, 2), 17, dtype=torch.int32))
     for done, alike in zip(computed, wanted, strict=True):
         same(done, alike)
     assert engine.engine_refusal(*computed) is None

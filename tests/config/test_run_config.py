@@ -37,9 +37,26 @@ def _composed(*overrides: str) -> dict[str, Any]:
 FIRST = {choice.rpartition("/")[0]: choice for choice in reversed(group_options("dataset"))}
 
 
+def _takes(path: Path) -> tuple[str, ...]:
+    return taken(read_choice(path).get("takes", ()))
+
+
+#: methods that take the same quantizers as KIVI, and check them in the same way
+LIKE_KIVI = {"logquant", "partial_logquant", "keep"}
+#: quantizers that the other methods compose with, each of them, in a test of their own
+TAKEN = {name for method, path in group_options("method").items() if method not in LIKE_KIVI for name in _takes(path)}
+
+
+def _runs_fast(case: tuple[str, str]) -> bool:
+    group, choice = case
+    if group == "dataset":
+        return "/" not in choice or choice in FIRST.values()
+    return group != "quantizer" or choice not in TAKEN
+
+
 @pytest.mark.parametrize(
     ("group", "choice"),
-    fast(CHOICES, lambda case: case[0] != "dataset" or "/" not in case[1] or case[1] in FIRST.values()),
+    fast(CHOICES, _runs_fast),
     ids=[f"{group}={choice}" for group, choice in CHOICES],
 )
 def test_every_choice_composes_and_is_accepted(group: str, choice: str) -> None:
@@ -59,18 +76,10 @@ def test_every_choice_composes_and_is_accepted(group: str, choice: str) -> None:
     Composer().check(overrides)
 
 
-#: methods that take the same quantizers as KIVI, and check them in the same way
-LIKE_KIVI = {"logquant", "partial_logquant", "keep"}
-
-
 @pytest.mark.parametrize("method", fast(group_options("method"), group_options("method").keys() - LIKE_KIVI))
 def test_every_quantizer_that_a_method_takes_is_accepted(method: str) -> None:
     for quantizer in _takes(group_options("method")[method]):
         Composer().check([f"method={method}", f"quantizer={quantizer}"])
-
-
-def _takes(path: Path) -> tuple[str, ...]:
-    return taken(read_choice(path).get("takes", ()))
 
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])

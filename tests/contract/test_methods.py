@@ -99,7 +99,7 @@ def fields(name: str) -> dict:
     more = VARIANTS.get(name) or OVERRIDES.get(name, {})
     if name == "oscar":
         return {"calibration": zoo.rotations("llama", "mistral"), **more}
-    return {"calibration": zoo.calibrations("llama", "mistral"), **more} if name.startswith("kvquant") else more
+    return {"calibration": zoo.calibrations("llama"), **more} if name.startswith("kvquant") else more
 
 
 def make(name: str, quantizer: str | None):

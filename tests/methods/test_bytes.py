@@ -105,7 +105,7 @@ def test_bytes_are_those_of_the_bill(case, lengths):
         pytest.importorskip({"hqq": "hqq", "quanto": "optimum.quanto", "fp8": "torch"}[fields["backend"]])
     if name == "cocktail":
         pytest.importorskip("bm25s")
-    made = {"calibration": zoo.calibrations("llama", "mistral")} if name == "kvquant" else {}
+    made = {"calibration": zoo.calibrations("llama")} if name == "kvquant" else {}
     if name == "oscar":
         made = {"calibration": zoo.rotations("llama")}
     method = load_method(name, quantizer=quantizer, **fields, **made)
@@ -131,7 +131,7 @@ def test_scales_of_models_in_fp32_are_fp32(name):
 
 @pytest.mark.parametrize("options", [{}, {"cap_outliers": True, "bits": 3, "first_tokens": 3}])
 def test_outliers_of_kvquant_are_as_many_as_were_calibrated_about(options):
-    method = load_method("kvquant", outliers=0.05, calibration=zoo.calibrations("llama", "mistral"), **options)
+    method = load_method("kvquant", outliers=0.05, calibration=zoo.calibrations("llama"), **options)
     text = zoo.padded_batch([96, 96], seed=9)[0][:1]  # a part of what the thresholds were calibrated on
     used, found = filled(method, 96, 96, ids=text), kv_bytes(method, 96, **SHAPE)
     assert (found.codes, found.scales) == (used.codes, used.scales)

@@ -34,7 +34,7 @@ MIXED = {
 def made(name: str):
     options = dict(MIXED[name])
     if name == "kvquant":
-        options["calibration"] = zoo.calibrations("llama", "mistral")
+        options["calibration"] = zoo.calibrations("llama")
     return load_method(name.partition(",")[0], **options)
 
 
