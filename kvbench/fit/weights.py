@@ -78,7 +78,8 @@ def checkpoint_precision(numbers: Mapping[str, Any], name: str = "") -> Precisio
     method = str(given.get("quant_method") or given.get("quant_algo") or "").lower()
     if method == "compressed-tensors":
         groups: Mapping[str, Any] = given.get("config_groups") or {"": {}}
-        group = next(iter(groups.values()), {}).get("weights") or {}
+        first: Mapping[str, Any] = next(iter(groups.values()), {})
+        group = first.get("weights") or {}
         given = {"bits": group.get("num_bits"), "group_size": group.get("group_size")}
     if method in ("awq", "gptq", "compressed-tensors", "auto-round"):
         bits, size = given.get("bits") or given.get("w_bit") or 4, given.get("group_size")
