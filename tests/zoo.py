@@ -46,9 +46,6 @@ ARCHITECTURE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-#: models with the heads of :data:`ARCHITECTURE` and a quarter of its products; initial weights are twice as large, so
-#: that queries, keys and logits are of the same size
-NARROW = {**ARCHITECTURE, "hidden_size": 64, "head_dim": 64, "initializer_range": 0.04}
 MODELS = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 40}),
@@ -75,7 +72,7 @@ def model(name: str = "llama", dtype: torch.dtype = torch.float32) -> PreTrained
         return capped(name).to(dtype).eval()
     config_class, model_class, extra = MODELS[name]
     torch.manual_seed(0)
-    return model_class(config_class(**{**NARROW, **extra})).to(dtype).eval()
+    return model_class(config_class(**{**ARCHITECTURE, **extra})).to(dtype).eval()
 
 
 def fresh(name: str = "llama") -> PreTrainedModel:
@@ -87,7 +84,7 @@ def capped(name: str, **more: object) -> PreTrainedModel:
     """A model of :data:`CAPPED` whose caps and sinks change much: large scores, and sinks that are no zeros."""
     config_class, model_class, extra = CAPPED[name]
     torch.manual_seed(0)
-    made = model_class(config_class(**{**NARROW, "sliding_window": 40, **extra, **more}))
+    made = model_class(config_class(**{**ARCHITECTURE, "head_dim": 64, "sliding_window": 40, **extra, **more}))
     with torch.no_grad():
         for module in (layer.self_attn for layer in made.model.layers):
             module.q_proj.weight.mul_(3.0)
@@ -102,7 +99,7 @@ def restless() -> PreTrainedModel:
     """A random Llama whose greedy answers do not settle into repeating a token, so that drafts are refused too."""
     with torch.inference_mode(False):  # shared by tests outside of it
         torch.manual_seed(0)
-        return LlamaForCausalLM(LlamaConfig(**{**NARROW, "initializer_range": 0.2})).eval()
+        return LlamaForCausalLM(LlamaConfig(**ARCHITECTURE, initializer_range=0.1)).eval()
 
 
 @cache

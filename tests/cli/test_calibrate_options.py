@@ -32,6 +32,7 @@ def test_what_is_not_said_has_its_default() -> None:
         "fisher": None,
         "per_head": None,
         "first_tokens": 0,
+        "percentile": None,
         "device": "auto",
         "dtype": None,
         "out": None,

@@ -341,11 +341,11 @@ def test_a_model_is_fetched_unless_it_is_here(monkeypatch: pytest.MonkeyPatch) -
 
 def test_each_part_of_a_configuration_is_fetched_if_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "fetch_dataset", lambda config: [f"dataset {config}"])
-    monkeypatch.setattr(fetch, "fetch_model", lambda model: f"model {model}")
+    monkeypatch.setattr(fetch, "fetch_model", lambda model: f"model {model['name']}")
     monkeypatch.setattr(fetch, "build", lambda kind, config, group: config)
     monkeypatch.setattr(fetch, "encoders", lambda config: [config, "x"])
     monkeypatch.setattr(fetch, "fetch_encoder", lambda name: f"encoder {name}")
-    config = {"dataset": "d", "model": "m", "method": "e"}
+    config = {"dataset": "d", "model": {"name": "m"}, "method": "e"}
     assert list(fetch.fetch(config, {"dataset"})) == ["dataset d"]
     assert list(fetch.fetch(config, {"method", "model"})) == ["model m", "encoder e", "encoder x"]
 

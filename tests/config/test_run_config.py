@@ -71,6 +71,8 @@ def test_every_choice_composes_and_is_accepted(group: str, choice: str) -> None:
         overrides.append("model=llama3.1-8b")
     if group == "dataset" and choice.rpartition("/")[2] == "text":  # files of one's own
         overrides.append(f"dataset.path={__file__}")
+    if (group, choice) == ("model", "endpoint"):
+        overrides += ["model.urls=[http://localhost:8000]", "model.preset=tiny"]
     if (group, choice) == ("dataset", "records"):
         overrides += [f"dataset.path={__file__}", "dataset.template='{question}'"]
     Composer().check(overrides)

@@ -35,6 +35,7 @@ TABLE = {
     "__main__.py": "",
     "endpoint/client.py": "runner/served",
     "errors.py": "",
+    "fit/answer.py": "",
     "report.py": "",
     "analysis/analyse.py": "",
     "attention/reference.py": "attention",
