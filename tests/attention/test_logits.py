@@ -19,7 +19,6 @@ from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.errors import CacheError, ModelError
 from kvbench.methods import load_method
 from tests import zoo
-from tests.marks import fast
 
 LENGTHS = [97, 120, 110]
 SINKS = torch.tensor([4.0, -1.0, 2.0, 0.5])
@@ -123,16 +122,7 @@ METHODS = {
 }
 
 
-#: what a method stores and what a model does to its scores meet in one place: a method needs one model, some have both
-MET = [(name, base) for name in METHODS for base in zoo.CAPPED]
-BOTH = ("fp16", "kivi", "atom, stored prompt", "streamingllm")
-
-
-@pytest.mark.parametrize(
-    ("name", "model"),
-    fast(MET, lambda case: case[0] in BOTH or list(METHODS).index(case[0]) % 2 == list(zoo.CAPPED).index(case[1])),
-    indirect=["model"],
-)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_step_is_stocks_attention_over_what_is_stored(model, name, monkeypatch):
     """The model's own eager attention, with its caps and sinks, over the dequantized slots of each row."""
     base, settings = METHODS[name]
@@ -169,17 +159,7 @@ def test_every_step_is_stocks_attention_over_what_is_stored(model, name, monkeyp
     assert cache.reads_packed == any(segment.packed for layer in cache.layers for segment in layer.segments())
 
 
-ALONE = ["kivi", "logquant", "cocktail", "streamingllm", "snapkv", "h2o", "quantspec"]
-
-
-@pytest.mark.parametrize(
-    ("name", "model"),
-    fast(
-        [(name, base) for name in ALONE for base in zoo.CAPPED],
-        lambda case: case[0] == "kivi" or ALONE.index(case[0]) % 2 == list(zoo.CAPPED).index(case[1]),
-    ),
-    indirect=["model"],
-)
+@pytest.mark.parametrize("name", ["kivi", "logquant", "cocktail", "streamingllm", "snapkv", "h2o", "quantspec"])
 def test_a_padded_row_equals_the_row_alone_and_chunks_equal_one_shot(model, name):
     settings = {"kivi": METHODS["kivi"][1], "cocktail": METHODS["cocktail"][1], "snapkv": METHODS["snapkv"][1]}
     settings |= {"streamingllm": METHODS["streamingllm"][1], "h2o": METHODS["h2o"][1], "quantspec": {"gamma": 0}}
