@@ -212,7 +212,7 @@ def error_table() -> str:
     return "\n".join(markdown_table(("points", "number", "lowest error", "highest error"), lines))
 
 
-#: what the page asks: model, card, GPUs, context, sequences, weights
+#: questions of the page: model, card, GPUs, context, sequences, weights
 ASKED = (
     ("llama3.1-8b", "rtx4090", 1, 32768, 1, None),
     ("Qwen/Qwen3-14B", "rtx3090", 1, 32768, 1, "int4"),

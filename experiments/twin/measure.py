@@ -21,7 +21,7 @@ from kvbench.methods.load import load_method
 FORMATS = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 #: kvbench's name of a format, where llama.cpp's CPU back end rounds in another way than its reference code
 ON_CPU = {"q8_0": "q8_0_cpu"}
-#: what kvbench computes: column -> options of ``method=engine``
+#: computed columns: column -> options of ``method=engine``
 PARTS: Mapping[str, Mapping[str, Any]] = {
     "exact": {},
     "queries": {"attention": "engine", "rotation.key": "hadamard"},

@@ -164,11 +164,11 @@ def check_plain_causal(layer: KVLayer, mask: Tensor | None, count: int, length: 
 
     Raises:
         NotServed: the method needs attention probabilities that no kernel returns; attention rounds as an engine's
-            does (:func:`check_rounding`); the cache holds pre-RoPE keys that
-            are not in KVQuant's format; there are several new tokens, and the method packs them before their attention
-            is computed; the method must read the segments in another order than the slots'; a sliding window hides
-            tokens that a kernel cannot leave out (:func:`check_window`); or the mask hides anything else than padding,
-            later tokens, and tokens outside the sliding window.
+            does (:func:`check_rounding`); the cache holds pre-RoPE keys that are not in KVQuant's format; there are
+            several new tokens, and the method packs them before their attention is computed; the method must read the
+            segments in another order than the slots'; a sliding window hides tokens that a kernel cannot leave out
+            (:func:`check_window`); or the mask hides anything else than padding, later tokens, and tokens outside the
+            sliding window.
     """
     method = layer.method
     if method.observe_steps and method.observe_group is None:

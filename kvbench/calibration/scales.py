@@ -24,7 +24,7 @@ from kvbench.quantizers.engine.base import E4M3_MAX
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-#: what is scaled, in the order in which attention gets it
+#: the tensors that have scales, in the order of attention's arguments
 SIDES = ("query", "key", "value")
 #: classes of magnitudes: the upper 16 bits of a positive fp32 number, which is within 1 in 128 of others of its class
 CLASSES = 1 << 15
@@ -121,7 +121,8 @@ def scales(
         largest = torch.minimum(percentile_of(shared, percentile / 100), most if per_head else most.amax(2, True))
     else:
         largest = most if per_head else most.amax(2, keepdim=True)
-    found = (largest / E4M3_MAX).clamp(min=torch.finfo(torch.float32).tiny).expand(-1, -1, heads)
+    # heads of which the text shows zeros alone keep the scale 1: a tiny one would saturate whatever comes later
+    per_kv_head = torch.where(largest > 0, largest / E4M3_MAX, 1.0).expand(-1, -1, heads)
     info = {
         "format": Scales.FORMAT,
         "model": name,
@@ -136,4 +137,4 @@ def scales(
         "text_sha256": text_sha256,
         **versions(),
     }
-    return Scales(info, {**probe(model), **dict(zip(SIDES, found.contiguous(), strict=True))})
+    return Scales(info, {**probe(model), **dict(zip(SIDES, per_kv_head.contiguous(), strict=True))})

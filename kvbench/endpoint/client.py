@@ -104,7 +104,7 @@ def unreachable(url: str, error: Exception) -> str:
     return f"{url}: no server can be reached ({text}).\n  hint: start it, or correct model.urls"
 
 
-def found(url: str, served: str | None, engine: Engine | None = None) -> Place:
+def place_at(url: str, served: str | None, engine: Engine | None = None) -> Place:
     """Ask a server what it is, and return it; `engine` is None for a server that kvbench has not started.
 
     Raises:

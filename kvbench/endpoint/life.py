@@ -150,8 +150,8 @@ class Server:
     def _reason(self) -> str:
         """Return the last line of the log that speaks of an error, or else its last line."""
         lines = [line.strip() for line in self.text()[-TAIL:].splitlines() if line.strip()]
-        told = [line for line in lines if "error" in line.lower() or "failed" in line.lower()]
-        return (told or lines or ["it wrote nothing"])[-1][:300]
+        errors = [line for line in lines if "error" in line.lower() or "failed" in line.lower()]
+        return (errors or lines or ["it wrote nothing"])[-1][:300]
 
 
 def _group_of(pid: int) -> int | None:

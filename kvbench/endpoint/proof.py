@@ -45,7 +45,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the cache has the format that the run is about.
+    """Comparison of a server's cache with the format that the run is about.
 
     Args:
         proof: ``proven``: the bytes are those of the format, and the server does not say otherwise; ``claimed``: only
@@ -91,27 +91,27 @@ def _of_llama(log: str) -> tuple[str | None, float | None]:
 
 
 def _of_vllm(metrics: str) -> tuple[str | None, float | None]:
-    found = re.search(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE)
-    if found is None:
+    gauge = re.search(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE)
+    if gauge is None:
         return None, None
-    labels = dict(re.findall(r'(\w+)="([^"]*)"', found.group(1)))
-    held, tokens = labels.get("kv_cache_memory_bytes", ""), labels.get("kv_cache_size_tokens", "")
-    known = held.isdigit() and tokens.isdigit() and int(held) and int(tokens)
-    return labels.get("cache_dtype"), int(held) / int(tokens) if known else None
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', gauge.group(1)))
+    size, tokens = labels.get("kv_cache_memory_bytes", ""), labels.get("kv_cache_size_tokens", "")
+    both = size.isdigit() and tokens.isdigit() and int(size) and int(tokens)
+    return labels.get("cache_dtype"), int(size) / int(tokens) if both else None
 
 
 def _of_sglang(about: Mapping[str, Any], log: str) -> float | None:
     """Return SGLang's bytes per token: from the log's sizes of keys and values, or else from the server's own size."""
-    found = re.search(r"KV Cache is allocated.*?#tokens: (\d+), K size: ([\d.]+) GB, V size: ([\d.]+) GB", log)
-    if found is not None:
-        return (float(found[2]) + float(found[3])) * 2**30 / int(found[1])
+    line = re.search(r"KV Cache is allocated.*?#tokens: (\d+), K size: ([\d.]+) GB, V size: ([\d.]+) GB", log)
+    if line is not None:
+        return (float(line[2]) + float(line[3])) * 2**30 / int(line[1])
     tokens = about.get("max_total_num_tokens")
     states = about.get("internal_states") or [{}]
-    held = (states[0].get("memory_usage") or {}).get("kvcache")
-    return float(held) * 2**30 / int(tokens) if held and tokens else None
+    gib = (states[0].get("memory_usage") or {}).get("kvcache")
+    return float(gib) * 2**30 / int(tokens) if gib and tokens else None
 
 
-def verdict(told: Facts, engine: Engine, form: str, expected: float | None, args: Sequence[str] = ()) -> Verdict:
+def verdict(server: Facts, engine: Engine, form: str, expected: float | None, args: Sequence[str] = ()) -> Verdict:
     """Return whether a server's cache has the format `form`.
 
     Args:
@@ -122,21 +122,21 @@ def verdict(told: Facts, engine: Engine, form: str, expected: float | None, args
         EndpointError: the bytes or the word are those of another format.
     """
     split = any("parallel" in word or word == "--tp" for word in args)
-    held = None if expected is None or split else told.bytes_per_token
-    if held is not None and expected is not None and abs(held / expected - 1) > TOLERANCE:
+    measured = None if expected is None or split else server.bytes_per_token
+    if measured is not None and expected is not None and abs(measured / expected - 1) > TOLERANCE:
         raise EndpointError(
-            f"the server's cache takes {held:.0f} bytes per token (it says {told.word}), but {form} takes "
+            f"the server's cache takes {measured:.0f} bytes per token (it says {server.word}), but {form} takes "
             f"{expected:.0f}: it has another format.\n  hint: correct the server's flags, or method.format"
         )
-    word = (told.word or "").lower()
+    word = (server.word or "").lower()
     if word not in _OPEN and word not in _words(engine, form):
         raise EndpointError(
-            f"the server says that its cache has the format {told.word}, but this run is about {form}.\n"
+            f"the server says that its cache has the format {server.word}, but this run is about {form}.\n"
             "  hint: correct the server's flags, or method.format"
         )
-    if held is not None:
-        return Verdict("proven", told.word, told.bytes_per_token, expected)
-    return Verdict("unknown" if word in _OPEN else "claimed", told.word, told.bytes_per_token, expected)
+    if measured is not None:
+        return Verdict("proven", server.word, server.bytes_per_token, expected)
+    return Verdict("unknown" if word in _OPEN else "claimed", server.word, server.bytes_per_token, expected)
 
 
 def _words(engine: Engine, form: str) -> tuple[str, ...]:

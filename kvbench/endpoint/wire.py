@@ -11,7 +11,7 @@ from kvbench.endpoint.engines import Engine
 
 #: a log-probability and the id of its token
 Top = list[tuple[int, float]]
-#: how vLLM writes a token of which it returns the id
+#: beginning of a token for which vLLM returns the id
 _ID = "token_id:"
 
 

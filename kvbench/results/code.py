@@ -24,7 +24,7 @@ STEPS = "decoding/steps"
 #: parts of rows with figures that only they have: points of time and memory, predictions that are compared with fp16's,
 #: and answers to prompts that were read for several methods at once
 POINTS, FIDELITY, SHARED = "runner/points", "runner/fidelity", "runner/shared_runs"
-#: what answers of a server depend on: requests, and prompts, tokenizer and scores; the rest runs inside the server
+#: parts on which answers of a server depend: requests, prompts, tokenizer and scores; the rest runs inside the server
 SERVED = "runner/served"
 _OF_SERVED = (SERVED, SCORER, "task", "runner", "model", "config", "util")
 #: what rows record of the kernels of each package, used on a GPU

@@ -48,7 +48,7 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedCache:
-    """What is known of a server's cache (:class:`kvbench.endpoint.proof.Verdict`)."""
+    """Format of a server's cache, and how well it is known (:class:`kvbench.endpoint.proof.Verdict`)."""
 
     proof: Literal["proven", "claimed", "unknown"]
     word: str | None = None

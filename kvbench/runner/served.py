@@ -16,7 +16,7 @@ from kvbench.cache.bill import Bill, Parts
 from kvbench.config.run_config import RunConfig
 from kvbench.decoding.sampling import Stopping
 from kvbench.endpoint import proof
-from kvbench.endpoint.client import Client, Place, found
+from kvbench.endpoint.client import Client, Place, place_at
 from kvbench.endpoint.engines import EXACT
 from kvbench.endpoint.life import Server, free_port
 from kvbench.endpoint.wire import Answer, Ask
@@ -37,7 +37,7 @@ from kvbench.tasks.base import Sample
 from kvbench.tasks.work import Generate
 from kvbench.util.progress import say
 
-#: what each row says of its server; `env.json` has the command and the URLs too
+#: facts about the server in each row; `env.json` has the command and the URLs too
 IN_ROWS = ("engine", "version", "concurrency", "prefix_reuse", "cache")
 #: tokens over which the bytes per token of a format are averaged
 TOKENS = 4096
@@ -115,12 +115,12 @@ def open_served(
     expected = None if shape is None else bytes_at(config, shape, TOKENS).total / TOKENS
     with ExitStack() as stack:
         if model.engine is None:
-            server, places = None, [found(url, model.served) for url in model.urls]
+            server, places = None, [place_at(url, model.served) for url in model.urls]
         else:
             server, places = _started(stack, model, form, expected, folder / "server.log")
-        told = [proof.facts(place, server.text() if server else "") for place in places]
-        if len({(place.engine.name, one.version) for place, one in zip(places, told, strict=True)}) > 1:
-            names = ", ".join(f"{place.engine.name} {one.version}" for place, one in zip(places, told, strict=True))
+        answers = [proof.facts(place, server.text() if server else "") for place in places]
+        if len({(place.engine.name, one.version) for place, one in zip(places, answers, strict=True)}) > 1:
+            names = ", ".join(f"{place.engine.name} {one.version}" for place, one in zip(places, answers, strict=True))
             raise ConfigError("model.urls", list(model.urls), f"are not the same engine: {names}", hint="one run each")
         # the identity of a run has no address, so that another engine may stand there now
         before = {row[MEASURED]["endpoint"]["engine"] for row in rows if "endpoint" in row.get(MEASURED, {})}
@@ -129,12 +129,12 @@ def open_served(
             raise ConfigError("model.urls", list(model.urls), problem, hint="runtime.results_dir=DIR for each engine")
         verdicts = [
             proof.verdict(one, place.engine, form, expected, model.args)
-            for one, place in zip(told, places, strict=True)
+            for one, place in zip(answers, places, strict=True)
         ]
         weakest = max(verdicts, key=lambda one: ("proven", "claimed", "unknown").index(one.proof))
         about = {
             "engine": places[0].engine.name,
-            "version": told[0].version,
+            "version": answers[0].version,
             "command": server.command if server else None,
             "urls": list(model.urls) or None,
             "concurrency": model.concurrency,
@@ -165,7 +165,7 @@ def _started(
     )
     server = stack.enter_context(Server(command, f"http://127.0.0.1:{port}", log))
     server.await_health(engine.health, model.start_s)
-    return server, [found(server.url, name, engine)]
+    return server, [place_at(server.url, name, engine)]
 
 
 class Requests(Elsewhere):

@@ -26,7 +26,7 @@ TOKENIZER = Path(__file__).parents[2] / "kvbench/models/tiny/tokenizer.json"
 
 @dataclass
 class Options:
-    """How the server behaves: its engine, its cache, its key, and faults that happen with the probability `rate`."""
+    """Behaviour of the server: its engine, its cache, its key, and faults that happen with the probability `rate`."""
 
     engine: str = "llamacpp"
     name: str = "fake"

@@ -193,6 +193,17 @@ def test_scales_are_the_largest_magnitudes_by_layer_or_head(tmp_path):
     assert load_stored(tmp_path / "each.safetensors", Scales).of("key", 1, slice(1, 2)) == each.tensors["key"][1, 1:]
 
 
+def test_a_head_that_has_only_zeros_keeps_the_scale_1():
+    model = zoo.fresh("llama")
+    rows = model.config.hidden_size // model.config.num_attention_heads
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight[:rows] = 0.0
+    ids = torch.arange(3, 19)[None]
+    for percentile in (None, 99.0):
+        first, second = scales(model, ids, name="llama", per_head=True, percentile=percentile).tensors["value"][0]
+        assert first == 1.0 and 0.0 < second < 0.1
+
+
 def test_a_percentile_is_the_end_of_the_class_that_reaches_it():
     x = torch.cat([torch.full((99,), 1.0), torch.tensor([1000.0])]).view(100, 1, 1)
     counts = classes_of(x)

@@ -329,6 +329,7 @@ def run_process(made: dict[str, Any]) -> subprocess.Popen[str]:
     assert child.stdin is not None
     child.stdin.write(json.dumps(made))
     child.stdin.close()
+    child.stdin = None  # communicate() flushes one that is there, also if it is closed
     return child
 
 
