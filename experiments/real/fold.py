@@ -20,7 +20,7 @@ from kvbench.errors import DataError
 from kvbench.metrics import intervals
 from kvbench.results import fidelity_fold
 from kvbench.results.points import halves
-from kvbench.results.samples import Row
+from kvbench.results.samples import MEASURED, Row
 
 #: figures of each kind of row: name in the file, and name among the figures of items
 KINDS = {"fidelity": ("kl", "flips"), "nll": ("perplexity",), "scores": ("score",)}
@@ -40,12 +40,12 @@ def fold_stage(stored: Mapping[str, Stored], stage: Stage, about: Mapping[str, A
     if not lines:
         return Folded(f"{stage.name}: nothing was run")
     known = {line["name"] for line in lines}
-    machines = [done.env for done in stored.values() if done.env]
+    machines = [machine(done.env) for done in stored.values() if done.env]
     whole = {
         "stage": stage.name,
         "about": stage.about,
         **about,
-        "machine": machine(machines[-1]) if machines else {},
+        "machine": max(machines, key=machines.count, default={}),
         "missing": [setting.key for setting in stage.settings if setting.key in stored and setting.name not in known],
         "lines": lines,
     }
@@ -80,12 +80,14 @@ def stage_content(path: Path) -> Mapping[str, Any]:
 
 
 def run_figures(rows: Sequence[Row] | Any) -> dict[str, Any]:
-    """Return the figures of one run: values, 95 % intervals, the figure of each sample, and bytes of a cache."""
+    """Return the figures of one run: values, 95 % intervals, the figure of each sample, devices, bytes of a cache."""
     chosen = sorted((row for row in rows if not row.get("warm_up")), key=lambda row: str(row["id"]))
     kind = next((kind for kind in KINDS if chosen and chosen[0].get(kind)), None)
     if kind is None:
         return {"n": 0}
     out: dict[str, Any] = {"n": len(chosen)}
+    if devices := sorted({device for row in chosen if (device := (row.get(MEASURED) or {}).get("device"))}):
+        out["devices"] = devices
     for name in KINDS[kind]:
         figure = FIGURES[name](chosen)
         if figure is not None:
@@ -151,7 +153,34 @@ def stage_markdown(whole: Mapping[str, Any]) -> str:
     about = whole["about"]
     text = f"{about[0].upper()}{about[1:]}.\n\n" + "\n".join(markdown_table(head, body)) + "\n"
     missing = whole["missing"]
+    text += f"\nMeasured on {measured_on(whole)}.{fewer(whole)}\n"
     return text + (f"\nNot run: {', '.join(missing)}.\n" if missing else "")
+
+
+def fewer(whole: Mapping[str, Any]) -> str:
+    """Return a sentence on the runs that have fewer samples than their column's heading says; empty without any."""
+    most: dict[str, int] = {}
+    for line in whole["lines"]:
+        for name, figures in line["runs"].items():
+            most[name] = max(most.get(name, 0), figures["n"])
+    short_runs = [
+        f"{line['name']} ({name}: {figures['n']})"
+        for line in whole["lines"]
+        for name, figures in line["runs"].items()
+        if figures["n"] < most[name]
+    ]
+    return f" With fewer samples: {', '.join(short_runs)}." if short_runs else ""
+
+
+def measured_on(whole: Mapping[str, Any]) -> str:
+    """Return the devices that made a stage's rows; of all but the one with most runs, which runs they made."""
+    made: dict[str, list[str]] = {}
+    for line in whole["lines"]:
+        for name, figures in line["runs"].items():
+            for device in figures.get("devices") or [whole["machine"].get("device_name") or "an unknown machine"]:
+                made.setdefault(device, []).append(f"{line['name'].partition(' | ')[0]} ({name})")
+    first, *others = sorted(made, key=lambda device: -len(made[device]))
+    return "; ".join([first, *(f"on {device}: {', '.join(made[device])}" for device in others)])
 
 
 def with_interval(figure: Mapping[str, float | None], factor: float = 1.0) -> str:

@@ -16,7 +16,7 @@ from experiments.checks.rules import Block, check_documents
 from experiments.formats.grid import TAILS, Tail
 from experiments.formats.which import LINES
 from experiments.real.draw import draw_pictures
-from experiments.real.fold import FILE, by_name, short, stage_content, stage_markdown, with_interval
+from experiments.real.fold import FILE, by_name, fewer, measured_on, short, stage_content, stage_markdown, with_interval
 from experiments.real.sentences import (
     MILLI,
     Line,
@@ -100,9 +100,18 @@ def basis_text(whole: Line) -> str:
             short(runs[0]["ppl_fp16"]),
         )
         parts.append(f"{column}: n = {count}, the last {tokens} tokens of each, fp16's perplexity {base}")
-    device = whole.get("machine", {}).get("device_name") or "an unknown machine"
     missing = f" Not run: {', '.join(whole['missing'])}." if whole["missing"] else ""
-    return f"Windows of each text and context: {'; '.join(parts)}. Measured on {device}.{missing}"
+    made = f"Measured on {measured_on(whole)}.{fewer(whole)}{missing}"
+    return f"Windows of each text and context: {'; '.join(parts)}. {made}"
+
+
+def factors_basis(whole: Line) -> str:
+    """Return what the table of outliers rests on: windows, devices, and formats that were not run."""
+    count = max(run["n"] for line in whole["lines"] for run in line["runs"].values())
+    missing = (
+        f" Not run: {', '.join(name.partition(' | ')[0] for name in whole['missing'])}." if whole["missing"] else ""
+    )
+    return f"n = {count} windows. Measured on {measured_on(whole)}.{fewer(whole)}{missing}"
 
 
 def equal_tables(whole: Line, tiny: Sequence[Line]) -> list[str]:
@@ -146,11 +155,11 @@ def readme_table(kl: Line, perplexity: Line, retrieval: Line | None) -> list[str
 
 
 def perplexity_text(own: Line, base: Line | None) -> str:
-    """Return a perplexity and, behind it, its difference from fp16's, paired by window; alone without fp16's."""
+    """Return a perplexity and, behind it, its difference from fp16's, paired by window; alone without fp16's windows."""
     shown = f"{own['perplexity']['value']:.2f}"
-    if base is None or own is base:
+    if base is None or own is base or len(own["samples"]) != len(base["samples"]):
         return shown
-    both = list(zip(own["samples"], base["samples"], strict=False))  # mean negative log-likelihoods of the windows
+    both = list(zip(own["samples"], base["samples"], strict=True))  # mean negative log-likelihoods of the windows
     first, second = (math.exp(fmean(values)) for values in zip(*both, strict=True))
     gap = first - second
     low, high = intervals.centred(gap, [first * a - second * b for a, b in both]) or (gap, gap)
@@ -194,10 +203,10 @@ def page_blocks(folder: Path = FOLDER) -> list[Block]:
         parts["real-equal"] = equal_tables(kl, tiny)
     if outliers:
         drawn = picture(folder / "outliers" / "plot.png", "KL divergence against the factor of outliers")
-        parts["outliers"] = [*factors_table(outliers), *drawn]
+        parts["outliers"] = [*factors_table(outliers), "", factors_basis(outliers), *drawn]
         parts["outliers-words"] = break_sentences(outliers, small)
     if small:
-        parts["outliers-tiny"] = factors_table(small)
+        parts["outliers-tiny"] = [*factors_table(small), "", factors_basis(small)]
     blocks += [Block(PAGE, "\n".join(lines), source, name) for name, lines in parts.items()]
     if kl and perplexity:
         text = readme_table(kl, perplexity, files["retrieval"])
