@@ -155,7 +155,7 @@ def readme_table(kl: Line, perplexity: Line, retrieval: Line | None) -> list[str
 
 
 def perplexity_text(own: Line, base: Line | None) -> str:
-    """Return a perplexity and, behind it, its difference from fp16's, paired by window; alone without fp16's windows."""
+    """Return a perplexity and, behind it, its difference from fp16's, paired by window; alone without these windows."""
     shown = f"{own['perplexity']['value']:.2f}"
     if base is None or own is base or len(own["samples"]) != len(base["samples"]):
         return shown
