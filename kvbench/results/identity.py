@@ -74,9 +74,11 @@ def identity(
         model["preset"] = config["model"]["preset"]
     if not str(model["weights"]).startswith("random"):
         model["architecture"] = None  # the checkpoint's own config.json is read instead
-        model["files"] = fingerprint(weights, say)
         source = _converted_from(weights)
-        if source is not None:
+        if source is None:
+            model["files"] = fingerprint(weights, say)
+        else:  # a converted tokenizer's spelling differs by the version of transformers, its tokens do not
+            model["files"] = fingerprint(weights, say, suffixes=(".safetensors", ".jinja"))
             model["gguf"] = source
     elif weights is None:
         model["revision"] = None  # random weights of a preset's architecture, whatever commit the preset pins

@@ -228,6 +228,13 @@ def test_both_digests_are_part_of_the_identity_and_the_place_is_not(toy: Path, t
     copy = tmp_path / toy.name
     shutil.copy(toy, copy)
     assert setting(copy) == first
+    folder = converted(toy)  # as another version of transformers spells the same tokenizer
+    (folder / "tokenizer.json").write_text(f"{(folder / 'tokenizer.json').read_text()}\n")
+    assert setting(toy) == first
+    template = folder / "chat_template.jinja"
+    template.write_text("other")
+    assert setting(toy) != first
+    template.unlink()
     other = tmp_path / "other"
     other.mkdir()
     second = setting(files.write(other / toy.name, "Q8_0"))
