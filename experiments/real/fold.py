@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.fold.figures import FIGURES, Statistic, per_token
 from experiments.measured import Folded, Stored
-from experiments.real.stages import Stage
+from experiments.real.stages import PYTHON, Stage
 from experiments.stored import as_json, content, markdown_table
 from kvbench.errors import DataError
 from kvbench.metrics import intervals
@@ -173,14 +173,21 @@ def fewer(whole: Mapping[str, Any]) -> str:
 
 
 def measured_on(whole: Mapping[str, Any]) -> str:
-    """Return the devices that made a stage's rows; of all but the one with most runs, which runs they made."""
+    """Return the devices that made a stage's rows; of all but the one with most runs, which runs they made.
+
+    Behind them stands the version of Python whose own texts were read, if any were.
+    """
     made: dict[str, list[str]] = {}
     for line in whole["lines"]:
         for name, figures in line["runs"].items():
             for device in figures.get("devices") or [whole["machine"].get("device_name") or "an unknown machine"]:
                 made.setdefault(device, []).append(f"{line['name'].partition(' | ')[0]} ({name})")
     first, *others = sorted(made, key=lambda device: -len(made[device]))
-    return "; ".join([first, *(f"on {device}: {', '.join(made[device])}" for device in others)])
+    devices = "; ".join([first, *(f"on {device}: {', '.join(made[device])}" for device in others)])
+    read = [text["name"] for text in whole.get("texts", ())][:1]  # the only one, where runs are not named by texts
+    read += [name for line in whole["lines"] for name in line["runs"]]
+    own = any(name.startswith(PYTHON.name) for name in read) and whole["machine"].get("python")
+    return f"{devices}; {PYTHON.name} are those of Python {own}" if own else devices
 
 
 def with_interval(figure: Mapping[str, float | None], factor: float = 1.0) -> str:
