@@ -284,13 +284,17 @@ def break_sentences(whole: Line, tiny: Line | None) -> list[str]:
         out.append(f"- **The order turns round**: {'; '.join(texts)}.")
     if tiny:
         small = broken_in(tiny)
-        other = [
-            f"`{name}` {f'breaks at {small[name]}' if small[name] else 'holds'}"
-            for name, own in broken.items()
-            if name in small and small[name] != own
+        other: dict[str | None, list[str]] = {}
+        for name, own in broken.items():
+            if name in small and small[name] != own:
+                other.setdefault(small[name], []).append(name)
+        texts = [
+            f"{listed(names)} {'hold' if column is None else 'break'}{'s' if len(names) == 1 else ''}"
+            f"{'' if column is None else f' at {column}'}"
+            for column, names in other.items()
         ]
-        if other:
-            out.append(f"- **`tiny` says otherwise**: there {', '.join(other)}.")
+        if texts:
+            out.append(f"- **`tiny` says otherwise**: there {', '.join(texts)}.")
     return out
 
 
