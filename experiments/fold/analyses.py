@@ -19,6 +19,7 @@ from kvbench.analysis.outcome import Outcome, Shape
 from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.config.setting import parse_setting
 from kvbench.errors import KvbenchError
+from kvbench.runner.resolve import material
 from kvbench.tasks.base import Sample
 from kvbench.util.normal_form import normal_form
 from kvbench.util.progress import say
@@ -103,12 +104,8 @@ def _range(numbers: Sequence[int]) -> str:
 def _config(model: Model, column: Column, plan: Plan) -> tuple[RunConfig, str]:
     """Return the checked configuration of a data set with fp16, and what identifies it."""
     run = run_of("fp16", model.preset, data_overrides(column, plan, model), plan)
-    config = composed(run.overrides)
-    checked = checked_config(config)
-    weights = checked.model.folder()
-    stamp = [(p.name, p.stat().st_size) for p in sorted(weights.iterdir())] if weights and weights.is_dir() else []
-    data = {"dataset": config["dataset"], "identity": checked.task.identity()}
-    return checked, json.dumps([config["model"], stamp, data, plan.limit], sort_keys=True, default=str)
+    checked = checked_config(composed(run.overrides))
+    return checked, json.dumps([material(checked)["setting"], plan.limit], sort_keys=True)
 
 
 def _made(configs: list[tuple[RunConfig, str]], settings: dict[str, str], plan: Plan, steps: int) -> Analysis:
