@@ -94,9 +94,10 @@ def _package_download(model: ModelConfig, package: PackagedFile) -> Download:
 def data_downloads(task: Task, group: dict[str, Any]) -> Iterator[Download]:
     """Yield the size of the download of each file that a data set needs; nothing for local and generated data.
 
-    The data are local if the ``path`` of the group ``dataset`` is set.
+    The data are local if the ``path`` of the group ``dataset`` is set, or that of the data set that it is over.
     """
-    for source, part in () if group.get("path") is not None else task.files():
+    paths = (group.get("path"), (group.get("options") or {}).get("path"))
+    for source, part in () if any(paths) else task.files():
         if source.hub_id is None:
             continue
         name = source.file.replace("{task}", part).partition("!")[0]

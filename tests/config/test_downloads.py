@@ -89,6 +89,8 @@ def test_each_file_of_a_data_set_has_its_size(monkeypatch) -> None:
     ]
     assert asked[1] == ("all.zip", "data some/data/all.zip")
     assert list(data_downloads(task, {"path": "mine"})) == []
+    assert list(data_downloads(task, {"over": "gsm8k", "options": {"path": "mine"}})) == []
+    assert list(data_downloads(task, {"over": "gsm8k", "options": {"lengths": [8]}})) == computed
 
 
 def test_downloads_are_listed_once_each(hub, monkeypatch) -> None:
