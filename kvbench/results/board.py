@@ -152,9 +152,9 @@ class BoardRow:
     def data(self) -> str:
         """Name of the data set, with the one whose answers or texts it compares."""
         data = self.identity["setting"]["data"]["identity"]
-        over = data.get("over") or {}
-        names = (str(part.get("target", "?")).rpartition(".")[2] for part in (data, over) if part)
-        return " of ".join(names)
+        over = data.get("over") if isinstance(data.get("over"), dict) else {}
+        names = (data.get("target"), over.get("text") or over.get("target"))
+        return " over ".join(str(name) for name in names if name)
 
     @property
     def model_digest(self) -> str:

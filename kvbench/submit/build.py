@@ -19,10 +19,12 @@ from kvbench.errors import KvbenchError
 from kvbench.methods.layer_map import written
 from kvbench.results.aggregate import kv_bytes, nll_per_token, score_key
 from kvbench.results.board import KIND, VERSION, BoardCache, BoardRow, Measure, board_figures, parse_row, row_text
+from kvbench.results.code import Code
 from kvbench.results.identity import full_digest, run_id
 from kvbench.results.labels import run_label
 from kvbench.results.samples import Row, outputs
 from kvbench.results.store import RunStore
+from kvbench.runner import sources
 from kvbench.runner.resolve import material
 from kvbench.submit.check import cache_of, cache_shape, cached_tokens
 
@@ -32,13 +34,21 @@ VERSIONS = ("kvbench", "python", "torch", "transformers", "tokenizers", "numpy",
 SHORTEST = 4
 
 
-def row_content(store: RunStore, who: str, link: str | None, date: str, again: str | None = None) -> dict[str, Any]:
+def row_content(
+    store: RunStore,
+    who: str,
+    link: str | None,
+    date: str,
+    again: str | None = None,
+    code: Callable[[Mapping[str, Any]], Code] = sources.code,
+) -> dict[str, Any]:
     """Return the content of a row's file for a finished run, without its digest.
 
     Args:
         who: the name that its author chooses; `link` is an address of theirs.
         date: the day of the submission, ``2026-11-24``.
         again: digest of the row that it repeats.
+        code: as for :func:`kvbench.cli.report_runs.marked`.
 
     Raises:
         KvbenchError: the run is not finished, is of a kind without a score, or would tell a path or a name of this
@@ -48,7 +58,7 @@ def row_content(store: RunStore, who: str, link: str | None, date: str, again: s
     if config is None or metrics is None:
         problem = store.problem() or f"run {store.run_id}: is not finished"
         raise KvbenchError(f"{problem}.\n  hint: start its command again; it runs what is missing")
-    metrics = marked(store, metrics, config)
+    metrics = marked(store, metrics, config, code)
     if metrics["status"] != "ok":
         raise KvbenchError(
             f"run {store.run_id}: its status is {metrics['status']}, and only whole runs of the present code are "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from kvbench.cli.report_runs import RUNS, find_run
+from kvbench.cli.report_runs import RUNS, Code, find_run
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.results.board import FOLDER, BoardRow, read_row
 from kvbench.results.store import find_runs
@@ -90,11 +90,11 @@ def _submit(arguments: argparse.Namespace) -> int:
     if not stores:
         raise KvbenchError(f"there are no runs in {arguments.results}.\n  hint: name another folder with --results DIR")
     first = None if arguments.row is None else read_row(arguments.row)
-    today = date.today().isoformat()
+    today, code = date.today().isoformat(), Code()
     made: list[tuple[str, BoardRow]] = []
     for store in (find_run(stores, name) for name in arguments.names or [arguments.again]):
         content = row_content(
-            store, arguments.who or NOBODY, arguments.link, today, None if first is None else first.digest
+            store, arguments.who or NOBODY, arguments.link, today, None if first is None else first.digest, code
         )
         text, row = finished_row(content)
         checked_bytes(row)

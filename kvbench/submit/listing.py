@@ -148,7 +148,8 @@ def _group_lines(listing: Listing, rows: list[BoardRow]) -> Iterator[str]:
     yield f"| {' | '.join(HEAD)} |"
     yield f"|:--|{'--:|' * 5}:--|:--|:--|:--|"
     for row in sorted(rows, key=lambda row: (-row.bytes.bits, row.name, row.digest)):
-        pair = next((found for one in exact if one is not row and (found := mean_difference(row, one))), None)
+        others = [] if row.measure == "kl" else [one for one in exact if one is not row]  # a KL divergence has its own
+        pair = next((found for one in others if (found := mean_difference(row, one))), None)
         bits = f"{row.bytes.bits:.2f}" + (" measured" if unpredicted(row_method(row)) else "")
         who = markdown_escape(row.who)
         cells = (
