@@ -142,7 +142,8 @@ def _answer(arguments: argparse.Namespace) -> int:
         notes.append(f"weights: in the commands, put a checkpoint of {model.name} in {arguments.weights} for its name")
     best = chosen(rows, engine)
     if arguments.json:
-        print(json.dumps({"sentence": sentence, **_figures(wish), "rows": [asdict(row) for row in rows],
+        head = {"kvbench": 1, "kind": "fit", "sentence": sentence, "best": None if best is None else best.format}
+        print(json.dumps({**head, **_figures(wish), "rows": [asdict(row) for row in rows],
                           "left_out": left_out, "notes": notes}, indent=1))  # fmt: skip
     else:
         commands = [] if best is None else ["", *fit_commands(best)]

@@ -1,7 +1,7 @@
-"""What the page shows beside runs: rows of the leaderboard, recipes of formats by layer, and answers of ``kvbench.fit``.
+"""Data of the page beside runs: the leaderboard's rows, recipes of formats by layer, and answers of ``kvbench.fit``.
 
-Rows are files of the folder leaderboard/ beside the folder of results. Recipes and answers are JSON files that the reader
-names (``--add``), told apart by their key ``kind``; recipes in results/recipes are always there.
+Rows are files of the folder leaderboard/ beside the folder of results. Recipes and answers are JSON files that the
+reader names (``--add``), told apart by their key ``kind``; recipes in results/recipes are always there.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def shared_rows(folder: Path) -> tuple[list[list[Any]], list[str]]:
     """Return the rows of a leaderboard, and messages about files that are none.
 
     Each row is ``[name, model, data, group, measure, value, its reach, samples, difference from fp16, its reach, KV
-    bytes, fp16's bytes, device, who, link, status, file]``; reaches are 2 standard errors. Bytes are not recomputed here:
-    ``python -m kvbench.submit --check`` does that.
+    bytes, fp16's bytes, device, who, link, status, file]``; reaches are 2 standard errors. Bytes are not recomputed
+    here: ``python -m kvbench.submit --check`` does that.
     """
     rows, notes = list[board.BoardRow](), list[str]()
     for path in board.row_files(folder)[:MOST_ROWS]:
@@ -71,9 +71,8 @@ def added_files(results: Path, named: Sequence[Path]) -> tuple[dict[str, list[di
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             problem = f"{path}: is neither a recipe of kvbench.tune nor an answer of kvbench.fit --json"
             if path in named:
-                raise KvbenchError(
-                    f"{problem} ({type(error).__name__}).\n  hint: name another file after --add"
-                ) from None
+                hint = "name another file after --add"
+                raise KvbenchError(f"{problem} ({type(error).__name__}).\n  hint: {hint}") from None
             notes.append(problem)
         else:
             found[kind] = [*found[kind], shown][:MOST_FILES]
@@ -89,7 +88,7 @@ def _added(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def recipe_data(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe for the page: its figures, and for each layer ``[keys, values, bits of keys, bits of values]``."""
+    """Return a recipe for the page: its figures, and by layer ``[keys, values, bits of keys, bits of values]``."""
     loss = content.get("kl") or {}
     layers = [[shorten_middle(layer[side], 40) for side in ("keys", "values")] for layer in content["layers"]]
     if not layers:
@@ -111,8 +110,8 @@ def named_bits(form: str) -> int | None:
 def fit_data(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return an answer of ``kvbench.fit`` for the page.
 
-    ``rows`` has for each format ``[name, fits, longest context, largest batch, cache bytes, TPOT, its lower end, its upper
-    end, KL divergence, flips, engines]``.
+    ``rows`` has for each format ``[name, fits, longest context, largest batch, cache bytes, TPOT, its lower end, its
+    upper end, KL divergence, flips, engines]``.
     """
     rows = [
         trimmed(

@@ -58,8 +58,8 @@ function fitView() {
     const heads = ["format", "fits", "longest context", "largest batch", "cache", "TPOT", "interval", "KL, nats", "flips", "engines"];
     const rows = fit.rows.map(([name, fits, context, batch, cache, tpot, low, high, kl, flips, engines]) => el("tr", { class: name === fit.best ? "best" : null },
       el("th", { scope: "row" }, name === fit.best ? `${name} (recommended)` : name), el("td", {}, fits ? "yes" : "no"),
-      [plain(context), plain(batch), bytes(cache), seconds(tpot), known(high) ? `${seconds(low)} to ${seconds(high)}` : `from ${seconds(low)}`,
-        known(kl) ? plain(kl) : NONE, known(flips) ? share(flips) : NONE].map((text) => el("td", { class: "number" }, text)),
+      [String(context), String(batch), bytes(cache), seconds(tpot), known(high) ? `${seconds(low)} to ${seconds(high)}` : `from ${seconds(low)}`,
+        known(kl) ? plain(kl) : NONE, known(flips) ? percent(flips, 1) : NONE].map((text) => el("td", { class: "number" }, text)),
       el("td", {}, (engines || []).join(", ") || NONE)));
     return el("section", {}, el("h2", {}, fit.title), el("p", {}, el("strong", {}, fit.sentence)),
       el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": `Formats for ${fit.title}, scrollable` }, el("table", { class: "small" },
