@@ -1,7 +1,7 @@
 """Data of the page beside runs: the leaderboard's rows, recipes of formats by layer, and answers of ``kvbench.fit``.
 
 Rows are files of the folder leaderboard/ beside the folder of results. Recipes and answers are JSON files that the
-reader names (``--add``), told apart by their key ``kind``; recipes in results/recipes are always there.
+reader names (``--add``), told apart by their key ``kind``; the recipes that kvbench.tune keeps are always there.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kvbench.results import board
 
 #: most rows, recipes and answers of the page, layers of a recipe, formats and notes of an answer, and bytes of a file
 MOST_ROWS, MOST_FILES, MOST_LAYERS, MOST_FORMATS, MOST_BYTES = 400, 20, 400, 60, 1 << 20
-#: folder of recipes, in that of results
-RECIPES = "recipes"
+#: recipes that kvbench.tune keeps, below the folder of results
+RECIPES = "tune/**/recipe.json"
 _BITS = re.compile(r"\d+")
 
 
@@ -64,7 +64,7 @@ def added_files(results: Path, named: Sequence[Path]) -> tuple[dict[str, list[di
     """
     found: dict[str, list[dict[str, Any]]] = {"recipe": [], "fit": []}
     notes = []
-    own = sorted((results / RECIPES).glob("*.json"))
+    own = sorted(results.glob(RECIPES))
     for path in dict.fromkeys([*named, *own]):
         try:
             kind, shown = _added(path)

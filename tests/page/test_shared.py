@@ -39,14 +39,14 @@ def write(path: Path, content: Any) -> Path:
 
 def test_a_recipe_has_its_figures_and_the_bits_of_each_layer(tmp_path: Path) -> None:
     named = write(tmp_path / "one.json", RECIPE)
-    write(tmp_path / "recipes" / "kept.json", {**RECIPE, "model": "kept", "kl": None})
-    write(tmp_path / "recipes" / "other.json", {"kind": "row"})
+    write(tmp_path / "tune" / "tiny" / "recipe.json", {**RECIPE, "model": "kept", "kl": None})
+    write(tmp_path / "tune" / "other" / "5.4" / "recipe.json", {"kind": "row"})
     added, notes = shared.added_files(tmp_path, [named])
     first, second = added["recipe"]
     assert first["layers"] == [["fp16", "int8", 16, 8], ["q5_1", "nvfp4", 5, 4]]
     assert first["kl"] == [0.003, 0.0002, 0.04] and first["bits"] == 5.25 and first["search"] == "greedy-kl"
     assert second["model"] == "kept" and second["kl"] == [None, None, None]
-    assert len(notes) == 1 and "other.json: is neither a recipe" in notes[0]
+    assert len(notes) == 1 and "other/5.4/recipe.json: is neither a recipe" in notes[0]
 
 
 @pytest.mark.parametrize(
