@@ -36,7 +36,7 @@ def shared_rows(folder: Path) -> tuple[list[list[Any]], list[str]]:
             rows.append(board.read_row(path))
         except board.RowError as error:
             notes.append(f"not a row of the leaderboard: {error}")
-    exact = {row.group: row for row in rows if row.name.partition(" ")[0] == "fp16"}
+    exact = {row.group: row for row in rows if row.name == "fp16" and row.again is None}
     return [_shared_row(row, rows, exact.get(row.group)) for row in rows if row.again is None], notes
 
 

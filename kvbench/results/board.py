@@ -29,7 +29,7 @@ KIND = "row"
 #: folder of the rows in the repository
 FOLDER = Path("leaderboard")
 #: limits of a file: bytes, nested levels, samples, characters of a text
-MOST_BYTES, MOST_DEPTH, MOST_SAMPLES, LONGEST = 1 << 20, 12, 20_000, 1000
+MOST_BYTES, MOST_DEPTH, MOST_SAMPLES, LONGEST = 1 << 20, 12, 10_000, 1000
 #: limits of the names that people choose
 LONGEST_NAME, LONGEST_LINK = 80, 200
 #: largest number
@@ -196,9 +196,7 @@ def board_figures(
 ) -> tuple[dict[str, BoardFigure], BoardFigure]:
     """Return the figure of each task, and their mean with equal weights."""
     scores = {key: figure(measure, [sample[1] for sample in group]) for key, group in samples.items()}
-    errors = [one.stderr for one in scores.values()]
-    known = [error for error in errors if error is not None]
-    spread = math.sqrt(sum(error * error for error in known)) / len(known) if len(known) == len(errors) else None
+    spread = aggregate.root_mean(one.stderr for one in scores.values())
     count = sum(one.n for one in scores.values())
     return scores, BoardFigure(value=fmean(one.value for one in scores.values()), stderr=spread, n=count)
 
@@ -244,23 +242,15 @@ def mean_difference(row: BoardRow, other: BoardRow) -> BoardDifference | None:
     parts = differences(row, other)
     if row.samples.keys() != other.samples.keys() or not all(part.paired for part in parts):
         return None
-    known = [part.stderr for part in parts if part.stderr is not None]
-    spread = math.sqrt(sum(error * error for error in known)) / len(parts) if len(known) == len(parts) else None
+    spread = aggregate.root_mean(part.stderr for part in parts)
     return BoardDifference("mean", fmean(part.value for part in parts), spread, sum(part.n for part in parts), True)
 
 
 def row_text(content: Mapping[str, Any]) -> str:
-    """Return the text of a row's file: `content` with its digest, one line per task."""
+    """Return the text of a row's file: `content` with its digest, a line for each key."""
     content = {**content, "digest": full_digest({key: value for key, value in content.items() if key != "digest"})}
-    lines = [f" {json.dumps(key)}: {_value_text(key, value)}" for key, value in content.items()]
+    lines = [f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _value_text(key: str, value: Any) -> str:
-    if key in ("samples", "scores"):
-        inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps(part, allow_nan=False)}" for name, part in value.items())
-        return "{\n" + inner + "\n }"
-    return json.dumps(value, allow_nan=False)
 
 
 def row_files(folder: Path) -> list[Path]:
@@ -368,6 +358,8 @@ def _problems(row: BoardRow) -> Iterator[str]:
         return
     if run_id(row.identity) != row.run:
         yield f"run={row.run}: its settings have the id {run_id(row.identity)}"
+    if str(model.get("weights")).startswith("random"):
+        yield f"model.weights={model['weights']}: answers of random weights are no result"
     if model.get("name") != row.model:
         yield f"model={row.model}: its settings name {model.get('name')}"
     yield from _sample_problems(row)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import cache
 from statistics import fmean
 from typing import Any
@@ -19,7 +19,7 @@ from kvbench.methods.load import load_method, method_from_config
 from kvbench.models.outliers import base_name
 from kvbench.results.aggregate import PARTS
 from kvbench.results.board import BoardCache, BoardRow, RowError
-from kvbench.results.identity import short_name
+from kvbench.results.identity import content_digest, short_name
 from kvbench.util.confdir import group_options, read_choice
 
 #: hyper-parameters that an identity holds as a digest of a file, or in another form than the class takes
@@ -31,45 +31,52 @@ MEASURED = {
 }
 #: what a name of a preset never has: a folder, or the ending of a file that can be loaded
 _FILE = re.compile(r"[/\\]|\.(py|ya?ml|safetensors)\b")
-#: longest sequence and most layers that are counted
-MOST_TOKENS, MOST_LAYERS = 1 << 24, 1000
+#: longest sequence, and most layers, heads and channels, that are counted
+MOST_TOKENS, MOST_SIZE = 1 << 24, 1 << 10
+#: what code that reads settings raises for those that no configuration has
+_NONSENSE = (KvbenchError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
 
 
 def check_bytes(row: BoardRow) -> None:
-    """Raise RowError if the bytes of a row do not follow from its model, its method and its tokens."""
+    """Raise RowError, which names the file, if the bytes of a row do not follow from its model, method and tokens."""
+    try:
+        for problem in _wrong_bytes(row):
+            raise RowError(problem)
+    except RowError as error:
+        raise RowError(f"{row.file}: {error}") from None
+    except _NONSENSE as error:  # settings of unknown people, read by code that expects those of a configuration
+        raise RowError(f"{row.file}: its settings make no sense: {str(error).partition(chr(10))[0][:200]}") from None
+
+
+def _wrong_bytes(row: BoardRow) -> Iterator[str]:
     shape, method = row_shape(row), row_method(row)
     named = {"method": {**row.identity["method"]["method"], "layers": row.layers}, "quantizer": {"name": row.quantizer}}
     if not f"{row.name} ".startswith(f"{short_name(named)} "):
-        raise RowError(f"name={row.name}: its settings are {short_name(named)}")
-    reason = unpredicted(method)
-    totals, halves = list[KVBytes](), list[int]()
-    known: dict[tuple[int, int], tuple[KVBytes, int]] = {}
-    for key, group in row.samples.items():
-        for name, _, prompt, tokens, stored in group:
-            if not 0 < tokens <= MOST_TOKENS:
-                raise RowError(f"samples.{key}.{name}: {tokens} tokens; expected 1 to {MOST_TOKENS:,}")
-            if (prompt, tokens) not in known:
-                mine = KVBytes() if reason else shape.bytes(method, tokens, prompt, width=row.cache.width)
-                known[prompt, tokens] = mine, half_bytes(shape, tokens, row.cache.width)
-            mine, half = known[prompt, tokens]
-            if reason is None and mine.total != stored:
-                raise RowError(
-                    f"samples.{key}.{name}: {stored:,} bytes for {tokens} tokens, {prompt} of them in the prompt; "
-                    f"{row.name} on {row.model} takes {mine.total:,}"
-                )
-            totals.append(mine)
-            halves.append(half)
-    stored_bytes = [sample[4] for group in row.samples.values() for sample in group]
-    expected = {"fp16": round(fmean(halves)), "total": round(fmean(stored_bytes))}
-    if reason is None:
-        expected |= {part: round(fmean(getattr(one, part) for one in totals)) for part in PARTS}
-    for part, number in expected.items():
-        if abs(getattr(row.bytes, part) - number) > len(PARTS):  # parts are rounded one by one
-            raise RowError(f"bytes.{part}: {getattr(row.bytes, part):,}; its samples and settings give {number:,}")
-    tokens = sum(sample[3] for group in row.samples.values() for sample in group) / len(totals)
-    for name, ratio in (("bits", 16 * row.bytes.total / row.bytes.fp16), ("per_token", row.bytes.total / tokens)):
-        if abs(getattr(row.bytes, name) - ratio) > 1e-3 * ratio:
-            raise RowError(f"bytes.{name}: {getattr(row.bytes, name):g}; its bytes and tokens give {ratio:g}")
+        yield f"name={row.name}: its settings are {short_name(named)}"
+    counted, width = not unpredicted(method), row.cache.width
+    samples = [sample for group in row.samples.values() for sample in group]
+    bills: dict[tuple[int, int], KVBytes] = {}
+    for name, _, prompt, tokens, stored in samples:
+        if not 0 < tokens <= MOST_TOKENS:
+            yield f"sample {name}: {tokens} tokens; expected 1 to {MOST_TOKENS:,}"
+        elif counted and (prompt, tokens) not in bills:
+            bills[prompt, tokens] = shape.bytes(method, tokens, prompt, width=width)
+        if counted and bills[prompt, tokens].total != stored:
+            where = f"{tokens} tokens, {prompt} of them in the prompt"
+            yield (
+                f"sample {name}: {stored:,} bytes for {where}; {row.name} on {row.model} takes "
+                f"{bills[prompt, tokens].total:,}"
+            )
+    tokens = fmean(sample[3] for sample in samples)
+    halves = {count: half_bytes(shape, count, width) for count in {sample[3] for sample in samples}}
+    expected = {"fp16": fmean(halves[sample[3]] for sample in samples), "total": fmean(sample[4] for sample in samples)}
+    if counted:
+        expected |= {part: fmean(getattr(bills[s[2], s[3]], part) for s in samples) for part in PARTS}
+    expected |= {"bits": 16 * expected["total"] / expected["fp16"], "per_token": expected["total"] / tokens}
+    for part, number in expected.items():  # parts are rounded one by one
+        slack = 1e-3 * number if part in ("bits", "per_token") else len(PARTS)
+        if abs(getattr(row.bytes, part) - number) > slack:
+            yield f"bytes.{part}: {getattr(row.bytes, part):,}; its samples and settings give {number:,.8g}"
 
 
 def half_bytes(shape: CacheShape, tokens: int, width: int) -> int:
@@ -116,19 +123,15 @@ def row_shape(row: BoardRow) -> CacheShape:
     Raises:
         RowError: they are not, or make no sense.
     """
-    own = row.cache
+    own, name = row.cache, base_name(row.model)
     sizes = (own.layers, own.query_heads, own.heads, own.channels)
-    if not (min(sizes) > 0 and max(sizes) <= MOST_LAYERS * 64 and own.layers <= MOST_LAYERS):
-        raise RowError(f"cache: {own.layers} layers, {own.heads} heads of {own.channels} channels make no sense")
-    if len(own.windows) != own.layers or any(window is not None and window < 1 for window in own.windows):
+    windows = all(window is None or window > 0 for window in own.windows)
+    if min(sizes) < 1 or max(sizes) > MOST_SIZE or not windows or own.width not in (2, 4) or own.state < 0:
+        raise RowError(f"cache: {own} makes no sense")
+    if len(own.windows) != own.layers:
         raise RowError("cache.windows: expected a number of tokens or null for each layer")
-    if own.width not in (2, 4) or own.state < 0:
-        raise RowError(f"cache: width={own.width}, state={own.state}; expected 2 or 4, and 0 or more")
-    name = base_name(row.model)
-    if name in group_options("model"):
-        known = cache_of(numbers_of(name), own.width)
-        if own != known:
-            raise RowError(f"cache: {own}; {name} has {known}")
+    if name in group_options("model") and own != (known := cache_of(numbers_of(name), own.width)):
+        raise RowError(f"cache: {own}; {name} has {known}")
     return cache_shape(own)
 
 
@@ -151,31 +154,17 @@ def row_method(row: BoardRow) -> Method:
     Raises:
         RowError: the settings are not those of a method.
     """
-    given = row.identity["method"].get("method")
-    target = given.get("_target_") if isinstance(given, dict) else None
-    if not isinstance(given, dict) or not isinstance(target, str) or target not in methods():
+    given, formats = row.identity["method"]["method"], row.identity["method"]["quantizer"] or {}
+    target = given["_target_"]
+    if target not in methods():
         raise RowError(f"identity.method: {str(target)[:80]} is no method of conf/method")
-    formats = row.identity["method"].get("quantizer") or {}
     options = {key: value for key, value in given.items() if key not in HASHED}
     if _FILE.search(json.dumps([options, formats, row.quantizer])):
         raise RowError("identity.method: names a file; expected names of presets")
     shared = {"_target_": target, "takes": methods()[target].get("takes", ["none"]), "layers": row.layers}
     quantizer = {"name": row.quantizer, **{key: value for key, value in formats.items() if key != "version"}}
-    try:
-        method = method_from_config({**options, **shared}, quantizer)
-        method.check(row.cache.channels)
-        method.by_layer(row.cache.layers)
-    except (KvbenchError, TypeError, ValueError) as error:
-        raise RowError(f"identity.method: {str(error).partition(chr(10))[0]}") from None
-    own = method.hyperparameters() | {"layers": method.layer_identity()}
-    other = sorted(key for key, value in options.items() if key in own and _plain(own[key]) != _plain(value))
-    if other or _plain(method.layer_identity()) != _plain(given.get("layers") or []):
-        raise RowError(f"identity.method: {', '.join(other) or 'layers'} cannot be read again")
-    unknown = options.keys() - {field.name for field in fields(method)}
-    if unknown:
-        raise RowError(f"identity.method: {', '.join(sorted(unknown))}: {target} has no such key")
+    method = method_from_config({**options, **shared}, quantizer)
+    method.check(row.cache.channels)
+    if content_digest(method.layer_identity()) != content_digest(given.get("layers") or []):
+        raise RowError(f"layers={row.layers}: not the formats by layer of its settings")
     return method
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -13,7 +13,8 @@ from kvbench.errors import ConfigError, KvbenchError
 from kvbench.results.board import FOLDER, BoardRow, read_row
 from kvbench.results.store import find_runs
 from kvbench.submit.build import finished_row, row_content
-from kvbench.submit.listing import README, agreement, checked_bytes, disagreement, listing_markdown, read_listing
+from kvbench.submit.check import check_bytes
+from kvbench.submit.listing import README, agreement, disagreement, listing_markdown, read_listing
 from kvbench.util import atomic
 from kvbench.util.door import reporting
 from kvbench.util.requirements import exists
@@ -63,7 +64,7 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.names:
         for name in arguments.names:
             row = read_row(Path(name))
-            checked_bytes(row)
+            check_bytes(row)
             print(f"{name}: {row.name} on {row.model}, {row.bytes.bits:.2f} bits an element; the check passes")
         return 0
     exists(str(arguments.to), "--to")
@@ -97,7 +98,7 @@ def _submit(arguments: argparse.Namespace) -> int:
             store, arguments.who or NOBODY, arguments.link, today, None if first is None else first.digest, code
         )
         text, row = finished_row(content)
-        checked_bytes(row)
+        check_bytes(row)
         if first is not None and (problem := disagreement(row, first)):
             raise KvbenchError(f"run {store.run_id} does not reproduce {arguments.row.name}: {problem}")
         made.append((text, row))

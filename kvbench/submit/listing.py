@@ -61,20 +61,12 @@ def read_listing(folder: Path) -> Listing:
     for path in row_files(folder):
         try:
             row = read_row(path)
-            checked_bytes(row)
+            check_bytes(row)
         except RowError as error:
             problems.append(str(error))
         else:
             rows.append(row)
     return Listing(rows, [*problems, *_together(rows)])
-
-
-def checked_bytes(row: BoardRow) -> None:
-    """Raise RowError, which names the file, if the bytes of a row do not follow from its settings."""
-    try:
-        check_bytes(row)
-    except RowError as error:
-        raise RowError(f"{row.file}: {error}") from None
 
 
 def _together(rows: Sequence[BoardRow]) -> Iterator[str]:
@@ -137,7 +129,7 @@ def listing_markdown(listing: Listing) -> str:
 
 def _group_lines(listing: Listing, rows: list[BoardRow]) -> Iterator[str]:
     first, title = rows[0], TITLES[rows[0].measure]
-    exact = [row for row in rows if row.name.split()[0] == "fp16" and row.again is None]
+    exact = [row for row in rows if row.name == "fp16" and row.again is None]
     keys = ", ".join(first.samples)
     yield f"## {markdown_escape(f'{first.model}, {first.data}')}\n"
     better = "more" if MEASURES[first.measure] else "less"

@@ -18,7 +18,7 @@ from kvbench.util.confdir import group_options, read_choice
 PROMPTS, ANSWER = (900, 1000, 1100), 40
 
 
-def config_of(method: str = "kivi", **changes: Any) -> dict[str, Any]:
+def config_of(method: str = "kivi", /, **changes: Any) -> dict[str, Any]:
     """The content of a `config.yaml` of the bundled model on mini."""
     groups = {"model": read_choice(group_options("model")["tiny"]), "dataset": {"lengths": [2048]}}
     content = made.config(method, **groups)
@@ -29,7 +29,7 @@ def config_of(method: str = "kivi", **changes: Any) -> dict[str, Any]:
 
 
 def finished_run(
-    folder: Path, method: str = "kivi", scores: tuple[float, ...] = (1.0, 0.5, 1.0), **changes: Any
+    folder: Path, method: str = "kivi", scores: tuple[float, ...] = (1.0, 0.5, 1.0), /, **changes: Any
 ) -> RunStore:
     """Write a run whose samples have these scores."""
     config = config_of(method, **changes)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvbench.bench.prediction import CacheShape
+from kvbench.cli.report_runs import Code
 from kvbench.errors import KvbenchError
 from kvbench.methods.load import load_method
 from kvbench.results.board import MOST_BYTES, BoardRow, RowError, board_figures, differences, read_row, row_text
 from kvbench.results.identity import run_id
 from kvbench.submit import build
-from kvbench.submit.check import cached_tokens, check_bytes, half_bytes
+from kvbench.submit.check import cached_tokens, check_bytes, half_bytes, unpredicted
 from kvbench.submit.command import main
 from kvbench.submit.listing import disagreement, listing_markdown, markdown_escape, read_listing
 from tests.submit.made_rows import finished_run
@@ -23,6 +24,15 @@ from tests.submit.made_rows import finished_run
 ROOT = Path(__file__).resolve().parents[2]
 LEADERBOARD = ROOT / "leaderboard"
 Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def digests() -> Iterator[None]:
+    """Digests of the sources, which take longer than all else, are computed once."""
+    known = Code()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvbench.submit.command.Code", lambda: known)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +144,7 @@ def other_values(row: dict[str, Any]) -> None:
         (put(*METHOD, "key_axis", value="../../etc/passwd"), r"names a file"),
         (put("quantizer", value="../evil.py"), r"names a file"),
         (put("quantizer", value="int4"), r"does not match the formats"),
-        (put("layers", value="0:fp16"), r"layers cannot be read again"),
+        (put("layers", value="0:fp16"), r"layers=0:fp16: not the formats by layer of its settings"),
         (put("who", value=""), r"who: a name of 1 to 80"),
         (put("who", value="a" * 81), r"who: a name of 1 to 80"),
         (put("who", value="a\u202eb"), r"must be printable"),
@@ -156,7 +166,13 @@ def other_values(row: dict[str, Any]) -> None:
         (put(*SAMPLE, 0, value="<img src=x>"), r"expected \[id"),
         (put(*SAMPLE, value=["0" * 12]), r"expected \[id"),
         (put("mean", "n", value=10**16), r"larger than"),
-        (put("cache", "layers", value=-1), r"make no sense"),
+        (put("cache", "layers", value=-1), r"makes no sense"),
+        (put("cache", "channels", value=1 << 20), r"makes no sense"),
+        (put("cache", "windows", value=[]), r"a number of tokens or null for each layer"),
+        (put(*METHOD, "residual", value=-5), r"its settings make no sense: method.residual=-5"),
+        (put(*METHOD, "rotation", value="x"), r"its settings make no sense"),
+        (put("identity", "setting", "model", "weights", value="random"), r"random weights are no result"),
+        (put("bytes", "scales", value=0), r"bytes.scales: 0; its samples and settings give 242,346"),
         (put("versions", value={"a": {"b": 1}}), r"versions.a is not a text"),
     ],
 )
@@ -253,6 +269,18 @@ def test_the_command_submits_compares_and_writes_the_page(
     assert "its settings are not those of" in capsys.readouterr().err
     main([ids["fp16"], *options, "--who", evil])
     assert any("has this run already" in problem for problem in read_listing(tmp_path).problems)
+
+
+def test_formats_by_layer_are_part_of_a_row(tmp_path: Path) -> None:
+    store = finished_run(tmp_path, "kivi", method={"layers": "0-1:fp16,5-:int4"})
+    row_of = build.row_content(store, "A", None, "2026-11-24")
+    text, row = build.finished_row(row_of)
+    check_bytes(row)
+    assert row.layers == "0-1:fp16,5-:int4" and "layers=0-1:fp16,5-:int4" in row.name
+    with pytest.raises(RowError, match=r"layers=0-1:fp16,5-6:int4: not the formats"):
+        read(write(tmp_path, json.loads(text), put("layers", value="0-1:fp16,5-6:int4")))
+    assert unpredicted(load_method("kivi")) is None
+    assert unpredicted(load_method("cocktail")) == "the bits of each chunk depend on the text"
 
 
 def test_runs_that_cannot_be_rows(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
