@@ -15,6 +15,7 @@ from typing import Any
 from kvbench.errors import KvbenchError
 from kvbench.page.numbers import short_number, shorten_middle, trimmed, whole_or_empty
 from kvbench.results import board
+from kvbench.results.board_file import read_row, row_files
 
 #: most rows, recipes and answers of the page, layers of a recipe, formats and notes of an answer, and bytes of a file
 MOST_ROWS, MOST_FILES, MOST_LAYERS, MOST_FORMATS, MOST_BYTES = 400, 20, 400, 60, 1 << 20
@@ -31,9 +32,9 @@ def shared_rows(folder: Path) -> tuple[list[list[Any]], list[str]]:
     here: ``python -m kvbench.submit --check`` does that.
     """
     rows, notes = list[board.BoardRow](), list[str]()
-    for path in board.row_files(folder)[:MOST_ROWS]:
+    for path in row_files(folder)[:MOST_ROWS]:
         try:
-            rows.append(board.read_row(path))
+            rows.append(read_row(path))
         except board.RowError as error:
             notes.append(f"not a row of the leaderboard: {error}")
     exact = {row.group: row for row in rows if row.name == "fp16" and row.again is None}

@@ -18,7 +18,8 @@ from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.errors import KvbenchError
 from kvbench.methods.layer_map import written
 from kvbench.results.aggregate import kv_bytes, nll_per_token, score_key
-from kvbench.results.board import KIND, VERSION, BoardCache, BoardRow, Measure, board_figures, parse_row, row_text
+from kvbench.results.board import KIND, VERSION, BoardCache, BoardRow, Measure, board_figures
+from kvbench.results.board_file import parse_row, row_text
 from kvbench.results.code import Code
 from kvbench.results.identity import full_digest, run_id
 from kvbench.results.labels import run_label
@@ -122,8 +123,8 @@ def board_samples(
     """Return what a run measures, and by task a list for each sample (:data:`kvbench.results.board.Sample`)."""
     kinds: list[tuple[Measure, Callable[[Row], bool], Callable[[Row], float | None]]] = [
         ("kl", lambda row: bool((row.get("fidelity") or {}).get("kld")), lambda row: fmean(row["fidelity"]["kld"])),
-        ("perplexity", lambda row: bool(row.get("window")), nll_per_token),
         ("score", lambda row: row["scores"].get("score") is not None, lambda row: row["scores"]["score"]),
+        ("perplexity", lambda row: nll_per_token(row) is not None, nll_per_token),
     ]
     for measure, has, value in kinds:
         if not rows or not all(map(has, rows)):
@@ -136,7 +137,8 @@ def board_samples(
             if number is None or not math.isfinite(number):
                 raise KvbenchError(f"run {store.run_id}: sample {row['id']} has no finite {measure}")
             name = full_digest(row["id"])[:12]
-            prompt, held = row["prompt_tokens"], row["kv_bytes"]
+            held, window = row["kv_bytes"], row.get("window")
+            prompt = window["prefill"] if window else row["prompt_tokens"]  # a window is no prompt, but for its start
             tokens = cached_tokens(shape, prompt, held["fp16_equivalent"], cache.width)
             samples.setdefault(score_key(row), []).append([name, number, prompt, tokens, held["used"]["total"]])
         return measure, samples

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kvbench.cli.report_runs import RUNS, Code, find_run
 from kvbench.errors import ConfigError, KvbenchError
-from kvbench.results.board import FOLDER, BoardRow, read_row
+from kvbench.results.board import FOLDER, BoardRow
+from kvbench.results.board_file import read_row
 from kvbench.results.store import find_runs
 from kvbench.submit.build import finished_row, row_content
 from kvbench.submit.check import check_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,8 @@ from kvbench.results.board import (
     RowError,
     differences,
     mean_difference,
-    read_row,
-    row_files,
 )
+from kvbench.results.board_file import read_row, row_files
 from kvbench.submit.check import check_bytes, row_method, unpredicted
 
 README = "README.md"
@@ -164,8 +164,12 @@ def with_interval(row: BoardRow, one: BoardFigure) -> str:
     """Return a figure with its 95 % interval."""
     if row.measure == "score":
         ends = aggregate.interval_of({"score": one.value, "stderr": one.stderr, "n": one.n})
-    else:
+    elif row.measure == "kl":
         ends = intervals.of_moments(one.value, one.stderr, one.n)
+    else:  # that of the mean likelihood, of which a perplexity is the exponential
+        error = one.stderr and one.stderr / one.value
+        ends = intervals.of_moments(math.log(one.value), error, one.n)
+        ends = ends and (math.exp(ends[0]), math.exp(ends[1]))
     return _shown(one.value, ends)
 
 

@@ -14,7 +14,7 @@ from kvbench.errors import ConfigError, KvbenchError
 from kvbench.fit.command import main as fit
 from kvbench.page import shared
 from kvbench.page.numbers import encoded
-from kvbench.results.board import row_text
+from kvbench.results.board_file import row_text
 from tests.page.report_support import data_of
 
 LEADERBOARD = Path(__file__).resolve().parents[2] / "leaderboard"

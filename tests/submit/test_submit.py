@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from kvbench.bench.prediction import CacheShape
 from kvbench.cli.report_runs import Code
 from kvbench.errors import KvbenchError
 from kvbench.methods.load import load_method
-from kvbench.results.board import MOST_BYTES, BoardRow, RowError, board_figures, differences, read_row, row_text
+from kvbench.results.board import BoardRow, RowError, board_figures, differences
+from kvbench.results.board_file import MOST_BYTES, read_row, row_text
 from kvbench.results.identity import run_id
+from kvbench.results.store import RunStore
 from kvbench.submit import build
-from kvbench.submit.check import cached_tokens, check_bytes, half_bytes, unpredicted
+from kvbench.submit.check import cache_of, cache_shape, cached_tokens, check_bytes, half_bytes, unpredicted
 from kvbench.submit.command import main
 from kvbench.submit.listing import disagreement, listing_markdown, markdown_escape, read_listing
 from tests.submit.made_rows import finished_run
@@ -281,6 +284,34 @@ def test_formats_by_layer_are_part_of_a_row(tmp_path: Path) -> None:
         read(write(tmp_path, json.loads(text), put("layers", value="0-1:fp16,5-6:int4")))
     assert unpredicted(load_method("kivi")) is None
     assert unpredicted(load_method("cocktail")) == "the bits of each chunk depend on the text"
+
+
+def test_what_a_run_measures_follows_from_its_rows(tmp_path: Path) -> None:
+    """A KL divergence comes before a score, and a likelihood counts where there is no score."""
+    store, shape = RunStore(tmp_path, "x"), CacheShape(1, 1, 1, 64, (None,), 0)
+    cache = cache_of({"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 64}, 2)
+    assert cache_shape(cache) == shape
+    held = {"used": {"total": 7}, "fp16_equivalent": 256 * 90}
+    row = {"id": "a", "task": "t", "scores": {}, "prompt_tokens": 80, "kv_bytes": held, "nll": {"sum": 6.0, "n": 3}}
+
+    def of(**changes: Any) -> tuple[str, Any]:
+        measure, samples = build.board_samples(store, [{**row, **changes}], cache)
+        return measure, samples["t"][0][1:]
+
+    assert of() == ("perplexity", [2.0, 80, 90, 7])
+    assert of(window={"prefill": 16}) == ("perplexity", [2.0, 16, 90, 7]), "a window is no prompt"
+    assert of(scores={"score": 0.5}) == ("score", [0.5, 80, 90, 7])
+    assert of(scores={"score": 0.5}, fidelity={"kld": [0.1, 0.3]}) == ("kl", [0.2, 80, 90, 7])
+    for changes, message in (
+        ({"nll": None}, "has no score, perplexity or KL"),
+        ({"kv_bytes": None}, "1 samples have no bytes, such as a"),
+        ({"fidelity": {"kld": [float("inf")]}}, "no finite kl"),
+    ):
+        with pytest.raises(KvbenchError, match=message):
+            of(**changes)
+    assert board_figures("perplexity", {"t": [["a", 1.0, 0, 1, 1], ["b", 3.0, 0, 1, 1]]})[1].value == pytest.approx(
+        math.exp(2.0)
+    )
 
 
 def test_runs_that_cannot_be_rows(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
