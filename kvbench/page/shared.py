@@ -18,7 +18,7 @@ from kvbench.results import board
 from kvbench.results.board_file import read_row, row_files
 
 #: most rows, recipes and answers of the page, layers of a recipe, formats and notes of an answer, and bytes of a file
-MOST_ROWS, MOST_FILES, MOST_LAYERS, MOST_FORMATS, MOST_BYTES = 400, 20, 400, 60, 1 << 20
+MOST_ROWS, MOST_FILES, MOST_LAYERS, MOST_FORMATS, MOST_NOTES, MOST_BYTES = 300, 10, 200, 40, 20, 1 << 20
 #: recipes that kvbench.tune keeps, below the folder of results
 RECIPES = "tune/**/recipe.json"
 _BITS = re.compile(r"\d+")
@@ -133,7 +133,7 @@ def fit_data(content: Mapping[str, Any]) -> dict[str, Any]:
         "sentence": shorten_middle(content["sentence"], 400),
         "best": None if best is None else shorten_middle(best["format"], 40),
         "rows": rows,
-        "notes": [shorten_middle(note, 400) for note in content["notes"][:MOST_FORMATS]],
+        "notes": [shorten_middle(note, 400) for note in content["notes"][:MOST_NOTES]],
         "commands": [
             [shorten_middle(engine, 20), whole_or_empty(str(command), 600)]
             for engine, command in commands.items()

@@ -21,7 +21,7 @@ from kvbench.results.identity import full_digest, run_id
 from kvbench.util.table import printable
 
 #: limits of a file: bytes, nested levels, samples, characters of a text
-MOST_BYTES, MOST_DEPTH, MOST_SAMPLES, LONGEST = 1 << 20, 12, 10_000, 1000
+MOST_BYTES, MOST_DEPTH, MOST_SAMPLES, LONGEST = 1 << 20, 12, 10_000, 4000
 #: limits of the names that people choose
 LONGEST_NAME, LONGEST_LINK = 80, 200
 #: largest number

@@ -19,7 +19,7 @@ from kvbench.errors import KvbenchError
 from kvbench.methods.layer_map import written
 from kvbench.results.aggregate import kv_bytes, nll_per_token, score_key
 from kvbench.results.board import KIND, VERSION, BoardCache, BoardRow, Measure, board_figures
-from kvbench.results.board_file import parse_row, row_text
+from kvbench.results.board_file import LONGEST_NAME, parse_row, row_text
 from kvbench.results.code import Code
 from kvbench.results.identity import full_digest, run_id
 from kvbench.results.labels import run_label
@@ -154,18 +154,23 @@ def _layers(checked: RunConfig) -> str | None:
 
 
 def _check_private(content: Mapping[str, Any]) -> None:
-    """Raise KvbenchError if a row has a path of this machine, its name, or that of its user."""
+    """Raise KvbenchError if a row has a path of this machine, its name or its user's, or a text of a prompt."""
     names = [socket.gethostname()]
     with suppress(OSError, KeyError, ImportError):
         names.append(getpass.getuser())
-    named = [name for name in names if len(name) >= SHORTEST]
-    shown = {key: value for key, value in content.items() if key not in ("who", "link")}
-    for part in _texts(shown):
-        path = part.startswith(("/", "~", "\\")) or str(Path.home()) in part or "/../" in f"/{part}/"
-        if path or any(name.lower() in part.lower().split() for name in named):
+    named = {name.lower() for name in names if len(name) >= SHORTEST}
+    problem, setting = "", {*_texts(content["identity"]["setting"])}
+    for part in _texts({key: value for key, value in content.items() if key not in ("who", "link")}):
+        if part.startswith(("/", "~", "\\")) or str(Path.home()) in part or ".." in part.split("/"):
+            problem = "a path"
+        elif named & {*part.lower().split()}:
+            problem = "the name of a machine or user"
+        elif part in setting and len(part) > LONGEST_NAME:
+            problem = "a text that may be a prompt"
+        if problem:
             raise KvbenchError(
-                f"a row must not tell a path, or the name of a machine or user: {json.dumps(part)}.\n"
-                "  hint: run the setting again with presets in place of paths, and submit that run"
+                f"a row must not tell {problem}: {json.dumps(part[:LONGEST_NAME])}.\n"
+                "  hint: run the setting again with presets in place of what is your own, and submit that run"
             )
 
 

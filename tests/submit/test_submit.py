@@ -335,12 +335,24 @@ def test_runs_that_cannot_be_rows(runs: Path, tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "rows").exists()
 
 
-@pytest.mark.parametrize("text", ["/home/somebody/model", "~/model", "a/../b", "build on the-machine-7"])
-def test_paths_and_names_of_the_machine_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("/home/somebody/model", "a path"),
+        ("~/model", "a path"),
+        ("a/../b", "a path"),
+        ("build on the-machine-7", "the name of a machine or user"),
+        ("You are a careful assistant. " * 3, "a text that may be a prompt"),
+    ],
+)
+def test_paths_names_of_the_machine_and_prompts_are_refused(
+    text: str, what: str, content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(build.socket, "gethostname", lambda: "the-machine-7")
-    with pytest.raises(KvbenchError, match="must not tell a path"):
-        build._check_private({"device": text})
-    build._check_private({"who": text, "device": "AMD EPYC", "layers": "0-1:fp16,2-:int8/int4"})
+    with pytest.raises(KvbenchError, match=f"a row must not tell {what}"):
+        build._check_private({"identity": {"setting": [{"system": text}]}})
+    layers = ",".join(f"{layer}:int8/int4" for layer in range(40))
+    build._check_private({"who": text, "device": "AMD EPYC", "layers": layers, "identity": {"setting": ["mini"]}})
 
 
 @pytest.mark.parametrize("windows", [(None, None), (None, 64), (64, 64)])
