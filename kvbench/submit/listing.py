@@ -24,6 +24,8 @@ from kvbench.submit.check import check_bytes, row_method, unpredicted
 
 README = "README.md"
 SELF = "self-reported"
+#: share of a row's samples that a rerun must have
+FEWEST = 0.5
 ABOUT = """# Leaderboard
 
 Runs of kvbench, each a JSON file in this folder that anybody can add ([how](../docs/leaderboard.md)). This page is
@@ -93,8 +95,8 @@ def disagreement(row: BoardRow, other: BoardRow) -> str | None:
     if not row.again_of(other):
         return f"its settings are not those of {other.file}"
     parts = differences(row, other)
-    if not parts:
-        return f"has no task of {other.file}"
+    if (count := sum(part.n for part in parts)) < FEWEST * other.mean.n:
+        return f"has {count} of the {other.mean.n} samples of {other.file}; at least {FEWEST:.0%} are needed"
     wrong = next((part for part in parts if not part.agrees), None)
     if wrong is None:
         return None
