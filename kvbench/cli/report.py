@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import time
@@ -37,12 +36,7 @@ _UNLISTED: dict[str, Any] = {"timings": {}, "errors": [], "inter_token": {}, "so
 @reporting()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.report`` and return the exit status; print errors to standard error."""
-    arguments = _report_parser().parse_args(argv)
-    try:
-        return _main(arguments)
-    except BrokenPipeError:  # for example `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return _main(_report_parser().parse_args(argv))
 
 
 def _main(arguments: argparse.Namespace) -> int:

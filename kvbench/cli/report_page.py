@@ -17,6 +17,7 @@ from kvbench.page.data import FollowedSweep, Report
 from kvbench.page.runs import Entry
 from kvbench.page.server import html
 from kvbench.results import sweeps
+from kvbench.results.board import FOLDER
 from kvbench.results.store import RunStore, find_runs
 from kvbench.util import atomic
 from kvbench.util.requirements import Package, check_packages, check_writable
@@ -29,7 +30,7 @@ _PAGE_OPTIONS = "--html, --serve or --figures"
 
 
 def add_page_options(parser: argparse.ArgumentParser, what: Any) -> None:
-    """Add ``--pair`` to the parser, and ``--html``, ``--serve`` and ``--figures`` to its exclusive group `what`."""
+    """Add ``--pair`` and ``--add`` to the parser, and those of pages to its exclusive group `what`."""
     what.add_argument(
         "--html",
         metavar="FILE",
@@ -60,6 +61,15 @@ def add_page_options(parser: argparse.ArgumentParser, what: Any) -> None:
         "folder in results/sweeps, its beginning, or the path of a folder elsewhere",
     )
     parser.add_argument(
+        "--add",
+        metavar="FILE",
+        action="append",
+        default=[],
+        type=Path,
+        help="with --html or --serve: also show this recipe of kvbench.tune or answer of kvbench.fit --json; may be "
+        "repeated",
+    )
+    parser.add_argument(
         "--pair",
         metavar=("A", "B"),
         nargs=2,
@@ -78,12 +88,13 @@ def wanted(arguments: argparse.Namespace) -> bool:
     """Return True if the command line has ``--html``, ``--serve`` or ``--figures``.
 
     Raises:
-        ConfigError: ``--pair`` is given without ``--html`` or ``--serve``.
+        ConfigError: ``--pair`` or ``--add`` is given without ``--html`` or ``--serve``.
     """
     plots = arguments.figures is not None
     page = arguments.html is not None or arguments.serve is not None
-    if arguments.pair and not page:
-        raise ConfigError("--pair", " ".join(arguments.pair[0]), "needs --html or --serve", hint="add --html")
+    for option, given in (("--pair", [" ".join(pair) for pair in arguments.pair]), ("--add", arguments.add)):
+        if given and not page:
+            raise ConfigError(option, given[0], "needs --html or --serve", hint="add --html")
     return page or plots
 
 
@@ -117,7 +128,7 @@ def _report(arguments: argparse.Namespace) -> Report:
                 f"no finished job of the sweep {arguments.sweep} has a run in {folder}.\n"
                 "  hint: name the folder of its runs with --results DIR"
             )
-        if arguments.figures is not None or not papers.items(above, set())[0]:
+        if arguments.figures is not None or not (papers.items(above, set())[0] or arguments.add):
             raise KvbenchError(
                 f"there are no runs in {folder}.\n  hint: name another folder with --results "
                 "DIR, or start a run: python -m kvbench method=kivi"
@@ -135,6 +146,8 @@ def _report(arguments: argparse.Namespace) -> Report:
         pairs=pairs,
         say=lambda line: print(f"note: {line}", file=sys.stderr),
         sweep=sweep,
+        leaderboard=above.parent / FOLDER,
+        added=arguments.add,
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.errors import KvbenchError
-from kvbench.fit.engines import CacheFormat
+from kvbench.fit.engines import CacheFormat, refusal
 from kvbench.fit.model import FitModel
 from kvbench.profiling.roofline import KERNELS, Gpu, live_elements
 
@@ -124,7 +124,9 @@ class FitRow:
         basis: what the time rests on.
         kl, kl_low, kl_high: KL divergence from fp16 in nats, measured on another model; None if not measured.
         flips: share of tokens at which another one is the most probable.
-        commands: by engine, the command; None for an engine that lacks the format.
+        flags: by engine, what chooses the format, for the engines that serve it on this card.
+        refused: by engine that has the format and does not serve it on this card, why.
+        commands: by engine, the command; None for an engine without flags.
     """
 
     format: str
@@ -141,6 +143,7 @@ class FitRow:
     kl_high: float | None
     flips: float | None
     flags: Mapping[str, str]
+    refused: Mapping[str, str]
     commands: Mapping[str, str | None]
 
 
@@ -174,6 +177,9 @@ def fit_row(wish: Wish, form: CacheFormat, commands: Mapping[str, str | None]) -
     limit = wish.model.longest or MOST_CONTEXT
     # what a format costs keys and values says nothing of a latent vector
     line = {} if wish.model.latent else measured()["fidelity"]["lines"].get(form.line or "", {})
+    if form.exact and line:  # the reference itself; what was measured of it is how references are rounded
+        line = dict.fromkeys(("kl", "kl_low", "kl_high", "flips"), 0.0)
+    refused = {engine: why for engine in form.flags if (why := refusal(engine, form, wish.gpu))}
     expected, low, high, basis = step_time(wish, form)
     return FitRow(
         format=form.name,
@@ -189,8 +195,9 @@ def fit_row(wish: Wish, form: CacheFormat, commands: Mapping[str, str | None]) -
         kl_low=line.get("kl_low"),
         kl_high=line.get("kl_high"),
         flips=line.get("flips"),
-        flags=dict(form.flags),
-        commands=dict(commands),
+        flags={engine: flag for engine, flag in form.flags.items() if engine not in refused},
+        refused=refused,
+        commands={engine: None if engine in refused else command for engine, command in commands.items()},
     )
 
 

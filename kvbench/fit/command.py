@@ -18,12 +18,12 @@ from kvbench.fit.show import answer_sentence, draw_fit, fit_commands, fit_notes,
 from kvbench.fit.weights import PRECISIONS
 from kvbench.profiling.roofline import GPUS, Gpu, gpu_named, own_gpu
 from kvbench.util.door import reporting
-from kvbench.util.requirements import check_writable
+from kvbench.util.requirements import Package, check_packages, check_writable
 
 
 @reporting()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``python -m kvbench.fit`` and return the exit status: 1 if the weights alone do not fit, 2 for nonsense."""
+    """Run ``python -m kvbench.fit`` and return the exit status: 1 if nothing fits, 2 for nonsense."""
     return _answer(fit_parser().parse_args(argv))
 
 
@@ -126,6 +126,7 @@ def suited(model: FitModel, names: Sequence[str] | None) -> tuple[list[CacheForm
 
 def _answer(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
+        check_packages([Package("matplotlib", "--plot", str(arguments.plot), "run pip install 'kvbench[plot]'")])
         check_writable(str(arguments.plot), "--plot", file=True)
     card = card_of(arguments)
     model = read_model(arguments.model, arguments.weights, arguments.weights_gb)
@@ -142,14 +143,15 @@ def _answer(arguments: argparse.Namespace) -> int:
         notes.append(f"weights: in the commands, put a checkpoint of {model.name} in {arguments.weights} for its name")
     best = chosen(rows, engine)
     if arguments.json:
-        print(json.dumps({"sentence": sentence, **_figures(wish), "rows": [asdict(row) for row in rows],
+        head = {"kvbench": 1, "kind": "fit", "sentence": sentence, "best": None if best is None else best.format}
+        print(json.dumps({**head, **_figures(wish), "rows": [asdict(row) for row in rows],
                           "left_out": left_out, "notes": notes}, indent=1))  # fmt: skip
     else:
         commands = [] if best is None else ["", *fit_commands(best)]
         print("\n".join([sentence, "", fit_table(rows), "", *notes, *commands]))
     if arguments.plot is not None:
         draw_fit(wish, rows, arguments.plot)
-    return 0
+    return 0 if best is not None else 1
 
 
 def fit_rows(

@@ -6,6 +6,7 @@ llama.cpp's ``common/arg.cpp`` (as in llama-cpp-python 0.3.36).
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from functools import cached_property
 
 from kvbench.config.setting import parse_setting
 from kvbench.methods.base import Method
+from kvbench.profiling.roofline import Gpu
 
 ENGINES = ("vllm", "sglang", "llama.cpp")
 
@@ -59,6 +61,39 @@ def _llama(name: str, timed: bool = True) -> CacheFormat:
     # quantized values need flash attention
     flags = {"llama.cpp": f"-fa on -ctk {name} -ctv {name}"}
     return CacheFormat(name, f"engine:format={name}", f"{name}, rotated | open", flags, timed)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The compute capabilities on which an engine serves a format, from `least` to below `below`, and why."""
+
+    least: float
+    why: str
+    below: float = math.inf
+
+
+_FP8 = Needs(8.9, "vLLM's Triton kernels cast to fp8 in hardware, from compute capability 8.9")
+_NVFP4 = Needs(10, "vLLM has kernels for it on compute capability 10 (B200) alone", 11)
+#: limits by engine and format; other formats are served on any CUDA card that the engine supports. fp8: issue 26431 of
+#: vllm-project/vllm ("type fp8e4nv not supported" on a 3090) and pull request 45829, open in June 2026. nvfp4: issues
+#: 47790 (v0.29.0 refuses compute capability 12) and 47684. SGLang: pull request 21601 of sgl-project/sglang, open
+NEEDS: Mapping[tuple[str, str], Needs] = {
+    ("vllm", "fp8"): _FP8,
+    ("vllm", "fp8_per_token_head"): _FP8,
+    ("vllm", "nvfp4"): _NVFP4,
+    ("vllm", "nvfp4_4over6"): _NVFP4,
+    ("sglang", "fp4_mx_block16"): Needs(10, "SGLang has kernels for it on compute capability 10 (B200) alone", 11),
+}
+
+
+def refusal(engine: str, form: CacheFormat, gpu: Gpu) -> str | None:
+    """Return why an engine that has a format does not serve it on a card; None if it does, or if nothing is known."""
+    if engine == "llama.cpp" or gpu.capability is None:
+        return None
+    if not gpu.capability:
+        return None if gpu.name == "cpu" and form.exact else "its kernels need CUDA"
+    needs = NEEDS.get((engine, form.name))
+    return None if needs is None or needs.least <= gpu.capability < needs.below else needs.why
 
 
 #: SGLang's int8 is asymmetric where vLLM's is symmetric; both take four bytes beside the codes

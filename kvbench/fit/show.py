@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvbench.bench.choices import short_count
-from kvbench.errors import ConfigError
 from kvbench.fit.answer import CLOSE, WORTH, FitRow, Wish, chosen, measured, step_time
 from kvbench.fit.engines import ENGINES, FORMATS
-from kvbench.util.requirements import installed
 from kvbench.util.table import render_table
 
 HEAD = ("format", "fits", "longest context", "largest batch", "cache GiB", "TPOT ms", "interval", "KL, nats", "flips %")
@@ -23,10 +21,12 @@ def answer_sentence(wish: Wish, rows: Sequence[FitRow], engine: str | None = Non
     row = chosen(rows, engine)
     asked = f"{short_count(wish.context)} tokens x {wish.batch}"
     card = wish.gpu.name if wish.gpus == 1 else f"{wish.gpus} x {wish.gpu.name}"
-    others = ", ".join(row.format for row in rows if row.fits)
+    others = ", ".join(other.format for other in rows if other.fits and (other.flags or not engine))
     if row is None and others:
+        whys = (other.refused.get(engine or "") for other in rows if other.fits)
+        why = next((f" ({reason})" for reason in whys if reason), "")
         return (
-            f"Nothing that {engine or 'an engine'} has fits {asked} of {wish.model.name} on {card}, but {others} "
+            f"Nothing that {engine or 'an engine'} has fits {asked} of {wish.model.name} on {card}{why}, but {others} "
             f"would; use {'another --engine, ' if engine else ''}other --formats, a shorter --context or a smaller "
             "--batch."
         )
@@ -67,9 +67,9 @@ def fit_table(rows: Sequence[FitRow]) -> str:
             row.cache_bytes / 2**30,
             1e3 * row.tpot_s,
             interval_text(row),
-            "-" if row.kl is None else f"{row.kl:.2g}",
+            "-" if row.kl is None else "reference" if FORMATS[row.format].exact else f"{row.kl:.2g}",
             None if row.flips is None else 100 * row.flips,
-            *("yes" if engine in row.flags else "-" for engine in ENGINES),
+            *("yes" if engine in row.flags else "refused" if engine in row.refused else "-" for engine in ENGINES),
         ]
         for row in rows
     ]
@@ -107,22 +107,22 @@ def fit_notes(wish: Wish, rows: Sequence[FitRow], left_out: Mapping[str, str]) -
         notes.append("latent attention (MLA): bytes are predicted, but kvbench does not run such models")
     if model.weights is not None and model.weights.routed:
         notes.append(f"experts: {model.weights.total / 1e9:.3g} billion weights, of which a step reads what it chooses")
+    refused = dict[str, list[str]]()
+    for row in rows:
+        for engine, why in row.refused.items():
+            refused.setdefault(f"{engine}: {why}", []).append(row.format)
+    notes += [f"not on {wish.gpu.name}: {', '.join(names)} ({why})" for why, names in refused.items()]
     return notes + [f"not for this model: {name}: {reason}" for name, reason in left_out.items()]
 
 
 def fit_commands(row: FitRow) -> list[str]:
     """Return the commands that serve a model with a format, a line per engine."""
-    return [f"{engine}: {command or f'has no {row.format}'}" for engine, command in row.commands.items()]
+    missing = {engine: row.refused.get(engine, f"has no {row.format}") for engine in row.commands}
+    return [f"{engine}: {command or missing[engine]}" for engine, command in row.commands.items()]
 
 
 def draw_fit(wish: Wish, rows: Sequence[FitRow], path: Path) -> None:
-    """Draw time per token against context, for each format up to its longest context.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
-    if not installed("matplotlib"):
-        raise ConfigError("--plot", path, "needs matplotlib", hint="pip install 'kvbench[plot]'")
+    """Draw time per token against context, for each format up to its longest context. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -26,7 +26,7 @@ def this_processor() -> Gpu:
         copied = _least(lambda: list(pool.map(lambda pair: np.copyto(pair[1], pair[0]), pairs)))
     rate, flops = 2 * COPIED * count / copied, 2 * ROWS**3 / _least(lambda: square @ square)
     memory = (free_memory() or 0.0) / 2**30
-    return Gpu("cpu", memory, rate, flops, measured_read=rate, measured_matmul=flops, usable_gib=memory)
+    return Gpu("cpu", memory, rate, flops, measured_read=rate, measured_matmul=flops, usable_gib=memory, capability=0)
 
 
 def _least(work: Callable[[], object]) -> float:

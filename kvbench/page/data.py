@@ -13,10 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kvbench.page import papers, runs, settings
+from kvbench.page import papers, runs, settings, shared
 from kvbench.page.numbers import short_number, shorten_middle, trimmed, whole_or_empty
 from kvbench.page.runs import Entry
 from kvbench.page.settings import names
+from kvbench.results.board import FOLDER
 from kvbench.results.compare import compare_runs, difference_reach
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
@@ -91,7 +92,7 @@ class FollowedSweep:
 
 
 #: version of the data, which the page's script checks
-VERSION = 3
+VERSION = 4
 #: maximum number of damaged runs that the page names
 MOST_SKIPPED = 20
 #: files whose change makes a run worth reading again
@@ -129,6 +130,8 @@ class Report:
         papers: folder of the papers' items (:func:`kvbench.page.papers.items`).
         pairs: ids of the pairs of runs whose samples are compared.
         sweep: the sweep whose jobs are shown; None for all runs.
+        leaderboard: folder of the leaderboard's rows, which may not exist.
+        added: files of recipes and answers to show (:func:`kvbench.page.shared.added_files`).
     """
 
     find: Callable[[], Sequence[RunStore]]
@@ -138,6 +141,8 @@ class Report:
     pairs: Sequence[tuple[str, str]] = ()
     say: Callable[[str], None] = lambda line: None
     sweep: FollowedSweep | None = None
+    leaderboard: Path = FOLDER
+    added: Sequence[Path] = ()
     _known: dict[str, _Known] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
 
@@ -165,7 +170,9 @@ class Report:
         machines = [figures.pop("env", {}) for figures in summaries]
         keys = settings.varying(flat, [settings.choices(entry) for entry in entries])
         items, notes = papers.items(self.papers, {figures["id"] for figures in summaries})
-        for note in notes:
+        rows, unread = shared.shared_rows(self.leaderboard)
+        added, unknown = shared.added_files(self.papers, self.added)
+        for note in (*notes, *unread, *unknown):
             self._tell(note)
         return {
             "version": VERSION,
@@ -178,6 +185,9 @@ class Report:
             "groups": _group_titles(entries),
             "papers": items,
             "board": papers.board(self.papers),
+            "rows": rows,
+            "recipes": added["recipe"],
+            "fits": added["fit"],
             "sweep": self.sweep.data() if self.sweep is not None else None,
             "skipped": [
                 shorten_middle(store.problem() or store.run_id) for store in stores if self._of(store).entry is None

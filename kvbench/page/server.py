@@ -37,6 +37,7 @@ SCRIPTS = (
     "heat.js",
     "papers.js",
     "leaderboard.js",
+    "recipe.js",
     "samples.js",
     "jobs.js",
     "views.js",

@@ -51,6 +51,7 @@ class Gpu:
             to 268 MB take 2.2 to 2.6 us longer than at the bandwidth of a 4 GB read (three runs: ``ceiling`` in
             results/h200/whole); it is assumed for other GPUs too.
         usable_gib: memory in GiB that the driver reports; None if not known.
+        capability: CUDA's compute capability; 0 without CUDA, None if not known.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Gpu:
     measured_matmul: float | None = None
     kernel_s: float = 2.3e-6
     usable_gib: float | None = None
+    capability: float | None = None
 
     @property
     def read(self) -> float:
@@ -102,7 +104,14 @@ def _known_gpus() -> dict[str, Gpu]:
         more = {f"measured_{key}": row[key] * _T for key in ("read", "matmul") if key in row}
         more |= {"kernel_s": row["kernel_us"] * 1e-6} if "kernel_us" in row else {}
         rates = row["bandwidth_tb"] * _T, row["tflops"] * _T
-        gpus[name] = Gpu(name, row["memory_gib"], *rates, usable_gib=row.get("usable_gib"), **more)
+        gpus[name] = Gpu(
+            name,
+            row["memory_gib"],
+            *rates,
+            usable_gib=row.get("usable_gib"),
+            capability=row.get("capability", 0),
+            **more,
+        )
     return gpus
 
 

@@ -239,11 +239,11 @@ def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     complete = bool(pairs) and all(pair is not None and pair["n"] for pair in pairs)
     mean: dict[str, Any] = {
         "score": fmean(e["score"] for e in entries) if entries else None,
-        "stderr": _root_mean(e["stderr"] for e in entries),
+        "stderr": root_mean(e["stderr"] for e in entries),
         "n": sum(e["n"] for e in entries),
         "vs_fp16": {
             "diff": fmean(p["diff"] for p in pairs),
-            "stderr": _root_mean(p["stderr"] for p in pairs),
+            "stderr": root_mean(p["stderr"] for p in pairs),
             "n": sum(p["n"] for p in pairs),
         }
         if complete
@@ -374,7 +374,8 @@ def _mean_int(values: Sequence[int]) -> int | None:
     return round(fmean(values)) if values else None
 
 
-def _root_mean(errors: Iterable[float | None]) -> float | None:
+def root_mean(errors: Iterable[float | None]) -> float | None:
+    """Return the standard error of the mean of independent figures; None without figures, or if one has no error."""
     known = list(errors)
     if not known or any(error is None for error in known):
         return None

@@ -214,8 +214,13 @@ def content_digest(content: Any) -> str:
     return _material_digest(content)
 
 
+def full_digest(content: Any) -> str:
+    """Hash JSON data to its whole SHA-256 in hexadecimal digits, independently of the order of keys."""
+    return hashlib.sha256(_canonical(content).encode()).hexdigest()
+
+
 def _material_digest(material: Any) -> str:
-    return hashlib.sha256(_canonical(material).encode()).hexdigest()[:_HASH_CHARS]
+    return full_digest(material)[:_HASH_CHARS]
 
 
 def _canonical(material: Any) -> str:

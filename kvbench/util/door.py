@@ -60,7 +60,8 @@ def enter(main: Callable[[], int | None]) -> int:
 def reporting(interrupted: str = "interrupted") -> Callable[[Callable[Arguments, int]], Callable[Arguments, int]]:
     """Decorate the main function of a command: a KvbenchError is printed, and its exit status returned.
 
-    Ctrl-C prints `interrupted`, and :data:`INTERRUPTED` is returned.
+    Ctrl-C prints `interrupted`, and :data:`INTERRUPTED` is returned. If nobody reads the output any more, as behind
+    ``| head``, the status is 0.
     """
 
     def decorate(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
@@ -69,13 +70,18 @@ def reporting(interrupted: str = "interrupted") -> Callable[[Callable[Arguments,
             from kvbench.errors import KvbenchError
 
             try:
-                return main(*args, **kwargs)
+                status = main(*args, **kwargs)
+                sys.stdout.flush()
+                return status
             except KvbenchError as error:
                 print(f"error: {error}", file=sys.stderr)
                 return error.exit_code
             except KeyboardInterrupt:
                 print(interrupted, file=sys.stderr)
                 return INTERRUPTED
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return 0
 
         return reported
 

@@ -119,7 +119,7 @@ def test_what_times_rest_on() -> None:
 
 
 def test_the_choice() -> None:
-    rows, _ = fit_rows(Wish(read_model("llama3.1-8b"), gpu_named("h200"), 8192), ["fp16", "q8_0", "fp8", "nvfp4"])
+    rows, _ = fit_rows(Wish(read_model("llama3.1-8b"), gpu_named("h200"), 8192), ["fp16", "q8_0", "fp8", "q4_0"])
     exact, first, second, far = (
         replace(row, fits=True, tpot_s=seconds, kl=kl)
         for row, seconds, kl in zip(rows, (1.0, 0.97, 0.8, 0.5), (0.0, 0.001, 0.005, 0.06), strict=True)
@@ -229,19 +229,71 @@ def test_formats_are_ordered_by_bits_however_they_are_asked_for() -> None:
 
 
 def test_formats_that_no_engine_or_model_has(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tiny", "--gpu", "h200", "--engine", "llama.cpp", "--formats", "fp8"]) == 0
+    assert main(["tiny", "--gpu", "h200", "--engine", "llama.cpp", "--formats", "fp8"]) == 1
     assert capsys.readouterr().out.startswith("Nothing that llama.cpp has fits 4k tokens x 1 of tiny on h200, but fp8 ")
     with pytest.raises(ConfigError, match="latent attention is stored otherwise"):
         fit_rows(Wish(model(LATENT), gpu_named("h200"), 1024), ["q8_0"])
 
 
 def test_too_long_a_context_says_what_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main("llama2-13b --gpu h200 --context 4k --batch 4000".split()) == 0
+    assert main("llama2-13b --gpu h200 --context 4k --batch 4000".split()) == 1
     said = capsys.readouterr().out
     assert said.startswith("Nothing fits 4k tokens x 4000") and "use a shorter --context" in said
     file = tmp_path / "fit.png"
     pytest.importorskip("matplotlib")
     assert main(["tiny", "--gpu", "l4", "--formats", "fp16", "fp8", "--plot", str(file)]) == 0 and file.stat().st_size
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_computed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("kvbench.util.requirements.installed", lambda name: name != "matplotlib")
+    assert main(["tiny", "--gpu", "l4", "--plot", str(tmp_path / "fit.png")]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "matplotlib, which is not installed" in said.err and "kvbench[plot]" in said.err
+
+
+def test_the_reference_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    exact, fp8 = fit_rows(Wish(read_model("tiny"), gpu_named("l4"), 1024), ["fp16", "fp8"])[0]
+    assert (exact.kl, exact.kl_high, exact.flips) == (0.0, 0.0, 0.0) and fp8.kl is not None and fp8.kl > 0.001
+    assert main(["tiny", "--gpu", "l4", "--formats", "fp16", "fp8"]) == 0
+    assert " reference " in capsys.readouterr().out
+    assert fit_rows(Wish(model(LATENT), gpu_named("b200"), 1024, gpus=8), ["fp16"])[0][0].kl is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "vllm", "sglang"),
+    [
+        ("t4", "int8_per_token_head", "fp8 int8_per_token_head"),
+        ("rtx3090", "int8_per_token_head", "fp8 int8_per_token_head"),
+        ("rtx4090", "fp8 int8_per_token_head", "fp8 int8_per_token_head"),
+        ("h200", "fp8 int8_per_token_head", "fp8 int8_per_token_head"),
+        ("b200", "fp8 int8_per_token_head nvfp4", "fp4_mx_block16 fp8 int8_per_token_head"),
+        ("rtx5090", "fp8 int8_per_token_head", "fp8 int8_per_token_head"),
+        ("gb10", "fp8 int8_per_token_head", "fp8 int8_per_token_head"),
+        ("m1", "", ""),
+    ],
+)
+def test_what_engines_serve_depends_on_the_card(gpu: str, vllm: str, sglang: str) -> None:
+    asked = ["int8_per_token_head", "fp8", "nvfp4", "fp4_mx_block16", "q8_0"]
+    rows = fit_rows(Wish(read_model("tiny"), gpu_named(gpu), 1024), asked)[0]
+    for engine, expected in (("vllm", vllm), ("sglang", sglang), ("llama.cpp", "q8_0")):
+        assert sorted(row.format for row in rows if engine in row.flags) == expected.split()
+        assert all((row.commands[engine] is None) == (engine not in row.flags) for row in rows)
+    assert all({*row.flags, *row.refused} == FORMATS[row.format].flags.keys() for row in rows)
+
+
+def test_refused_formats_are_named_and_not_recommended(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "tiny --engine vllm --formats fp8 int4_per_token_head".split()
+    assert main([*asked, "--gpu", "l4"]) == 0 and capsys.readouterr().out.startswith("Use fp8 (vllm)")
+    assert main([*asked, "--gpu", "rtx3090"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Use int4_per_token_head (vllm)") and "not on rtx3090: fp8 (vllm: vLLM's Triton" in said
+    assert main(["tiny", "--gpu", "m1", "--engine", "vllm"]) == 1
+    assert "(its kernels need CUDA), but fp16, q8_0," in capsys.readouterr().out
+    unlisted = "tiny --gpu own --memory-gb 24 --bandwidth-TBs 0.9 --formats fp8 --engine vllm".split()
+    assert main(unlisted) == 0, "nothing is known of it"
 
 
 def test_this_machine_as_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,3 +305,8 @@ def test_this_machine_as_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert card.name == "cpu" and card.read > 0 and card.usable > 0
     row = fit_rows(Wish(read_model("tiny"), card, 1024), ["fp16"])[0][0]
     assert row.fits and row.basis == "roofline only"
+    packed = fit_rows(Wish(read_model("tiny"), card, 1024), ["fp8", "q8_0"])[0]
+    assert set(row.flags) == {"vllm", "sglang", "llama.cpp"} and [set(one.flags) for one in packed] == [
+        {"llama.cpp"},
+        set(),
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from experiments.page.__main__ import chromium, missing
 from experiments.page.made import made_point, many, row, run_id, write_made_run
 from kvbench.cli import report
 from kvbench.cli.report_page import reader
+from kvbench.fit.command import main as fit
 from kvbench.page.data import FollowedSweep, Report
 from kvbench.page.server import html
 from kvbench.results.store import find_runs
@@ -20,6 +22,7 @@ from tests.page.test_papers import item
 from tests.page.test_papers import write as write_item
 from tests.page.test_server import serving
 from tests.page.test_server_page import NASTY, compared
+from tests.page.test_shared import RECIPE
 from tests.publish.sweep_support import put, write_sweep
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "a browser")]
@@ -525,3 +528,31 @@ def test_the_data_of_the_page_are_the_report_s(visit, file):
     page = visit(f"file://{file}")
     data = json.loads(page.locator("#data").text_content())
     assert len(data["runs"]) == RUNS and data["papers"] and data["pairs"]
+
+
+@pytest.mark.parametrize("width", [1280, 380])
+def test_recipes_answers_and_shared_rows_have_views(visit, tmp_path, capsys, width):
+    """Texts stay texts, the map has a table, and the rows of leaderboard/ say whose they are."""
+    capsys.readouterr()
+    assert fit(["tiny", "--gpu", "l4", "--json", "--formats", "fp16", "fp8"]) == 0
+    answer, recipe = tmp_path / "fit.json", tmp_path / "recipe.json"
+    answer.write_text(capsys.readouterr().out)
+    recipe.write_text(json.dumps({**RECIPE, "model": NASTY[0], "layers": RECIPE["layers"] * 20}))
+    shutil.copytree(RESULTS.parent / "leaderboard", tmp_path / "leaderboard")
+    runs, file = tmp_path / "results" / "runs", tmp_path / "page.html"
+    write_made_run(runs, 0, "kivi")
+    files = ["--add", str(recipe), "--add", str(answer)]
+    assert report.main(["--results", str(runs), "--html", str(file), *files]) == 0
+    page = visit(f"file://{file}#recipes", width=width)
+    assert page.locator("h2").first.text_content() == NASTY[0]
+    assert page.locator(".cell.b16").count() == 20 + 1 and page.locator("svg .bits").nth(0).text_content() == "16"
+    page.locator(".recipe summary").click()
+    assert page.locator(".recipe tbody tr").nth(1).text_content() == "1q5_1nvfp4"
+    assert unnamed(page) == []
+    page.locator("#tab-fit").click()
+    assert page.locator("tr.best th").text_content() == "fp16 (recommended)" and unnamed(page) == []
+    page.locator("#tab-leaderboard").click()
+    page.get_by_label("Data").select_option(label="leaderboard/: fidelity over mini_text, 10 runs")
+    assert page.locator(".board tbody tr").count() == 10
+    assert page.locator(".board tbody tr").first.locator("td").last.text_content() == "kvbench, self-reported"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

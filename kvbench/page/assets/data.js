@@ -10,7 +10,7 @@ its error, perplexity, its error, mean KL, its 99.9 %], ...]; kv and reserved (b
 scales, window, index]; ratio; peak [prefill, decode]; ttft, tpot, p99 (seconds); rate (tokens per second); ttfts and
 tpots [five percentiles, count]; points [[prompt, batch, status, TTFT, TPOT, p10, p90, rate, KV bytes, peak], ...]. */
 
-const report = { runs: [], settings: [], env: [], groups: {}, papers: [], pairs: [], board: [], sweep: null, skipped: [], methods: [], taskKeys: [], byId: new Map() };
+const report = { runs: [], settings: [], env: [], groups: {}, papers: [], pairs: [], board: [], rows: [], recipes: [], fits: [], sweep: null, skipped: [], methods: [], taskKeys: [], byId: new Map() };
 
 /* What the address holds: null and "" leave the choice to the page. */
 const BEGINNING = {
@@ -19,7 +19,7 @@ const BEGINNING = {
 };
 const choice = { ...BEGINNING, view: null, filters: {}, columns: new Map(), sort: null, jobs: 200, opened: null };
 
-const VERSION = 3;
+const VERSION = 4;
 
 /* Take the data of the page, or new data from the server. */
 function take(data) {

@@ -3,18 +3,20 @@
 const VIEWS = [
   ["sweep", "Sweep"], ["runs", "Runs"], ["quality", "Quality"], ["fidelity", "Fidelity"], ["differences", "Differences"], ["memory", "Memory"],
   ["times", "Times"], ["points", "Points"], ["papers", "Papers"], ["samples", "Samples"], ["leaderboard", "Leaderboard"],
+  ["recipes", "Recipes"], ["fit", "Fit"],
 ];
 /* Views of one group of comparable runs; `true` where all runs together make sense too. */
 const COMPARED = { quality: false, fidelity: false, differences: false, memory: true, times: true, points: true };
 const ALL = "all";
 /* Views that choose their runs themselves. */
-const OWN = new Set(["sweep", "samples", "leaderboard"]);
+const OWN = new Set(["sweep", "samples", "leaderboard", "recipes", "fit"]);
 /* Views that have something to show without a run. */
-const WITHOUT_RUNS = new Set(["sweep", "papers", "leaderboard"]);
+const WITHOUT_RUNS = new Set(["sweep", "papers", "leaderboard", "recipes", "fit"]);
 
-/* The views of the present data: that of a sweep only with a sweep. */
+/* The views of the present data: those of a sweep, of recipes and of answers only where there are some. */
 function views() {
-  return VIEWS.filter(([key]) => key !== "sweep" || report.sweep);
+  const some = { sweep: report.sweep, recipes: report.recipes.length, fit: report.fits.length };
+  return VIEWS.filter(([key]) => !(key in some) || some[key]);
 }
 
 /* The view to begin with: the first that has something to show. */
@@ -102,6 +104,8 @@ function viewOf(view, redraw) {
   if (view === "sweep") return sweepView(redraw);
   if (view === "samples") return samplesView(redraw);
   if (view === "leaderboard") return leaderboardView(report.runs, redraw);
+  if (view === "recipes") return recipesView();
+  if (view === "fit") return fitView();
   const columns = tableColumns();
   const passing = chosenRuns(columns);
   showProblems(columns);
