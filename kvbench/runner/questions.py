@@ -64,7 +64,9 @@ class SharedTexts:
                 asked,
                 answers=[tokens(question.continuation) for question in work.questions],
                 max_new_tokens=new_tokens,
-                sampling=Sampling(decoding.temperature, decoding.top_p, [sample_seed(runtime.seed, sample)]),
+                sampling=Sampling(
+                    decoding.temperature, decoding.top_p, [sample_seed(runtime.seed, sample)], decoding.top_k
+                ),
                 eos_token_ids=self.loaded.eos_token_ids,
                 stop=(*sample.stop, *decoding.stop),
                 tokenizer=tokenizer,
