@@ -14,6 +14,7 @@ import queue
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,14 +61,14 @@ class MathProcess:
         except queue.Empty:
             return None
 
-    def verdict(self, gold: str, prediction: str, limit: float) -> str:
+    def compare(self, gold: str, prediction: str, limit: float) -> str:
         """Return ``right``, ``wrong``, ``failed``, or ``timeout``; after the last one the process has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps([gold, prediction]) + "\n")
             self._process.stdin.flush()
             line = self._line(limit)
-        except OSError:
+        except (OSError, ValueError):  # its end of the pipe is closed
             line = ""
         if line in ("right", "wrong", "failed"):
             return line
@@ -85,31 +86,29 @@ class MathProcess:
         self._process.kill()
         self._process.wait()
         if self._process.stdin is not None and not self._process.stdin.closed:
-            try:
+            with suppress(OSError):  # what it did not read is lost on purpose
                 self._process.stdin.close()
-            except OSError:  # what it did not read is lost on purpose
-                pass
 
 
 _lock = threading.Lock()
 _running: MathProcess | None = None
 
 
-def verdict(gold: str, prediction: str, limit: float = LIMIT_S) -> str:
+def math_verdict(gold: str, prediction: str, limit: float = LIMIT_S) -> str:
     """Compare an answer with the reference answer, which is LaTeX without dollar signs.
 
     Returns:
-        ``right`` or ``wrong``; ``timeout`` if math-verify took more than `limit` seconds; ``failed`` if it ended with an
-        error or ran out of memory, or if the reference answer has no mathematical meaning for it.
+        ``right`` or ``wrong``; ``timeout`` if math-verify took more than `limit` seconds; ``failed`` if it ended with
+        an error or ran out of memory, or if the reference answer has no mathematical meaning for it.
     """
     global _running
     with _lock:
         if _running is None or _running.ended:
             _running = MathProcess()
-        return _running.verdict(gold, prediction[-LONGEST:], limit)
+        return _running.compare(gold, prediction[-LONGEST:], limit)
 
 
-def versions() -> dict[str, str]:
+def math_versions() -> dict[str, str]:
     """Return the versions of the packages on which verdicts depend; ``missing`` for one that is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -134,7 +133,7 @@ def _compare(gold: str, prediction: str) -> bool:
     return bool(verify(wanted, given, timeout_seconds=None))
 
 
-def _serve(requests: IO[str], replies: IO[str]) -> None:
+def _answer_requests(requests: IO[str], replies: IO[str]) -> None:
     """Answer requests, one a line, until there are no more."""
     import math_verify  # noqa: F401  (imported before the first request, whose time is limited)
 
@@ -155,4 +154,4 @@ def _serve(requests: IO[str], replies: IO[str]) -> None:
 
 if __name__ == "__main__":
     replies, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no reply
-    _serve(sys.stdin, replies)
+    _answer_requests(sys.stdin, replies)

@@ -60,7 +60,7 @@ def score_aime(prediction: str, gold: str) -> dict[str, float]:
 
 def score_math(prediction: str, gold: str) -> dict[str, float]:
     """Score a mathematical answer by math-verify; ``unchecked`` is 1 for one that it did not decide, which is wrong."""
-    verdict = math_check.verdict(gold, prediction)
+    verdict = math_check.math_verdict(gold, prediction)
     return {"score": float(verdict == "right"), "unchecked": float(verdict not in ("right", "wrong"))}
 
 

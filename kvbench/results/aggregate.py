@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from statistics import fmean, median
 from typing import Any
 
@@ -130,7 +131,7 @@ def scores(
         names = sorted({name for row in group for name in row["scores"]} - {"score"})
         variants = {}
         for name in names:
-            mean, error = mean_error(_of_problems(group, lambda row, name=name: _finite(row["scores"].get(name))))
+            mean, error = mean_error(_of_problems(group, partial(_score_named, name)))
             variants[name] = {"score": mean, "stderr": error}
         entry["variants"] = variants
         if any("problem" in row for row in group):
@@ -363,8 +364,12 @@ def _compare_paired(
     return entry
 
 
+def _score_named(name: str, row: Row) -> float | None:
+    return _finite(row["scores"].get(name))
+
+
 def _finite_score(row: Row) -> float | None:
-    return _finite(row["scores"].get("score"))
+    return _score_named("score", row)
 
 
 def _problem(row: Row) -> str:

@@ -158,8 +158,8 @@ def wrapper(
     Args:
         chat: as for :func:`encode_prompt`.
         system: text of a system turn before the user's turn; used only with ``chat="template"``. None for no such turn.
-        history: turns before the user's, each a role and a text. With ``chat="none"`` they are paragraphs, and so is the
-            prompt, each after the name of its role.
+        history: turns before the user's, each a role and a text. With ``chat="none"`` they are paragraphs, and so is
+            the prompt, each after the name of its role.
 
     Returns:
         The third value is False if the chat template already contains the tokenizer's special tokens.

@@ -72,8 +72,8 @@ class Sample:
             remaining tokens to text. ``refuse`` raises an error.
         work: what the runner does with the sample, for example generate an answer or measure the likelihood of a text.
         warm_up: True for a sample that only warms up the device; only its peak memory appears in the results.
-        problem: name of the problem, if the sample is one of several answers to it; errors of scores are then by problem.
-            None for a sample of its own.
+        problem: name of the problem, if the sample is one of several answers to it; errors of scores are then by
+            problem. None for a sample of its own.
         private: True if neither prompt nor answer may be stored or shown in plain text.
         meta: JSON data for the scorer and for analyses; the runner never reads it.
     """

@@ -94,7 +94,7 @@ def asked(
     config: Any = SimpleNamespace(
         model=SimpleNamespace(prompt_limit=limits.get("prompt_limit"), chat="<{prompt}>"),
         method=SimpleNamespace(new_cache=new_cache),
-        decoding=SimpleNamespace(max_new_tokens=max_new_tokens, temperature=0.5, top_p=0.75, stop=("S",)),
+        decoding=SimpleNamespace(max_new_tokens=max_new_tokens, temperature=0.5, top_p=0.75, top_k=5, stop=("S",)),
         runtime=SimpleNamespace(seed=3, prefill_chunk=16),
     )
     loaded: Any = SimpleNamespace(
@@ -131,7 +131,7 @@ def test_the_shared_text_is_the_prompt_and_each_question_follows_it(monkeypatch)
     assert model == "model" and cache.options == Options(kernels="reference")
     assert ids.tolist() == [[run.tokenizer.bos_token_id, *tokens(SHARED)]]  # no chat wrapper
     assert prompts == [tokens(" Who?"), tokens(" Why not?")]
-    assert named.pop("sampling") == Sampling(0.5, 0.75, [sample_seed(3, run.samples[0])])
+    assert named.pop("sampling") == Sampling(0.5, 0.75, [sample_seed(3, run.samples[0])], 5)
     observer = named.pop("observer")
     assert observer.kind is None
     assert named == {

@@ -4,9 +4,9 @@ Prompts and scores are those of the data sets' authors, or of the harness whose 
 (:mod:`kvbench.metrics.reasoning` names versions). Temperature, top-p and the number of tokens of the studies that use
 them are presets in conf/experiment/long.
 
-Each problem can be answered several times, with tokens drawn anew: :attr:`Reasoning.repeats`. Each answer is a sample,
-so that a run resumes at the answer, and its seed follows from its name. The score is then avg@n, and its error is by
-problem.
+Each problem can be answered several times, with tokens drawn anew: :attr:`LongAnswers.repeats`. Each answer is a
+sample, so that a run resumes at the answer, and its seed follows from its name. The score is then avg@n, and its error
+is by problem.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError, DataError
@@ -32,7 +33,7 @@ from kvbench.util.schema import MOST_TOKENS, bounded
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reasoning(Records):
+class LongAnswers(Records):
     """A data set of problems with long answers, described by a YAML file: AIME (metric ``aime``), MATH-500 (``math``).
 
     Other fields are those of :class:`Records`.
@@ -83,8 +84,8 @@ class Reasoning(Records):
         for repeat in range(self.repeats):
             for index, sample in enumerate(super().samples()):
                 entry = self.entries[self.split][index]
-                named = {} if self.repeats == 1 else {"id": f"{sample.id}~{repeat}", "problem": sample.id}
-                yield replace(self.finished(sample, entry, index, repeat), **named)
+                name, sample = sample.id, self.finished(sample, entry, index, repeat)
+                yield sample if self.repeats == 1 else replace(sample, id=f"{name}~{repeat}", problem=name)
 
     def finished(self, sample: Sample, entry: Entry, index: int, repeat: int) -> Sample:
         """Return a sample with what the data set adds to it; `index` is the problem, `repeat` the answer, from 0."""
@@ -96,7 +97,7 @@ class Reasoning(Records):
 
     def notes(self) -> dict[str, Any]:
         """Return numbers of records, and the versions of the packages that decide a metric ``math``."""
-        return {**super().notes(), **({"packages": math_check.versions()} if self.metric == "math" else {})}
+        return {**super().notes(), **({"packages": math_check.math_versions()} if self.metric == "math" else {})}
 
 
 #: the prompt of simple-evals for multiple choice
@@ -112,8 +113,8 @@ D) {options[3]}"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPQA(Reasoning):
-    """GPQA-diamond (Rein et al. 2023): 198 questions by experts, with four options in an order drawn as in simple-evals.
+class GPQA(LongAnswers):
+    """GPQA-diamond (Rein et al. 2023): 198 questions by experts, with four options in simple-evals' order.
 
     The data set is gated, and its authors ask that no example be shown in plain text. All samples are private: results
     hold sealed answers (:func:`kvbench.results.samples.sealed`) and no prompts, and errors quote no field.
@@ -139,7 +140,7 @@ class GPQA(Reasoning):
         return Entry(record["Question"], None, "", ("A",), {name: record[name] for name in self.FIELDS}, 4)
 
     def finished(self, sample: Sample, entry: Entry, index: int, repeat: int) -> Sample:
-        """See :meth:`Reasoning.finished`: each answer to a question sees its options in an order of its own."""
+        """See :meth:`LongAnswers.finished`: each answer to a question sees its options in an order of its own."""
         order = self._orders[repeat * len(self.entries[self.split]) + index]
         options = [entry.record[self.FIELDS[1 + place]] for place in order]
         prompt = _CHOICES.format(question=entry.record["Question"], options=options)
@@ -152,13 +153,13 @@ class GPQA(Reasoning):
         return [draw.sample(range(4), 4) for _ in range(self.repeats * len(self.entries[self.split]))]
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of :meth:`Reasoning.identity`, with a checksum of questions and options."""
+        """Return the identity of :meth:`LongAnswers.identity`, with a checksum of questions and options."""
         records = [entry.record for entry in self.entries[self.split]]
         return {**super().identity(), "options": data.records_fingerprint(records, self.FIELDS)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongBenchV2(Reasoning):
+class LongBenchV2(LongAnswers):
     """LongBench v2 (Bai et al. 2024): 503 questions with four options about texts of 8k to 2M words, without reasoning.
 
     Scores are given for all questions and, as variants, by difficulty (``easy``, ``hard``) and by length (``short``,
@@ -206,13 +207,13 @@ class LongBenchV2(Reasoning):
         return super().entry(stripped, place)
 
     def finished(self, sample: Sample, entry: Entry, index: int, repeat: int) -> Sample:
-        """See :meth:`Reasoning.finished`."""
+        """See :meth:`LongAnswers.finished`."""
         kinds = [entry.record["difficulty"], entry.record["length"]]
         rules = replace(sample.rules, limit=self.prompt_limit)
         return replace(sample, rules=rules, truncation="longbench", meta={"kinds": kinds})
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of :meth:`Reasoning.identity`, with the limit of prompts."""
+        """Return the identity of :meth:`LongAnswers.identity`, with the limit of prompts."""
         return {**super().identity(), "prompt_limit": self.prompt_limit}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
@@ -222,7 +223,7 @@ class LongBenchV2(Reasoning):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiveCodeBench(Reasoning):
+class LiveCodeBench(LongAnswers):
     """LiveCodeBench's output prediction (Jain et al. 2024): complete the assertion of a test case; no code is run.
 
     The prompt is that of the authors' code at 99affe60, for chat models.
@@ -266,7 +267,7 @@ MRCR_CHARACTERS = 4.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class MRCR(Reasoning):
+class MRCR(LongAnswers):
     """MRCR (OpenAI's version): repeat the n-th of several messages on one topic, out of a long conversation.
 
     The messages go through the model's chat template as they are. Each bin of lengths has its own score. The authors
@@ -310,7 +311,9 @@ class MRCR(Reasoning):
                 f"dataset {self.name}: none of {len(entries)} records has {self.needles} needles and a length in "
                 f"dataset.lengths={list(self.lengths)}"
             )
-        return {self.split: sorted(kept, key=lambda entry: _bin(entry.record) or 0)}
+        by_bin = {edge: [entry for entry in kept if _bin(entry.record) == edge] for edge in sorted(self.lengths)}
+        turns = zip_longest(*by_bin.values())  # one of each bin in turn, so that `limit` takes from all of them
+        return {self.split: [entry for turn in turns for entry in turn if entry is not None]}
 
     def _repeated(self, entries: Sequence[Entry]) -> list[tuple[int, int]]:
         return []  # many conversations end in the same request
@@ -330,14 +333,14 @@ class MRCR(Reasoning):
         return Entry(request, None, request, (record["answer"],), {**kept, "history": tuple(history)})
 
     def finished(self, sample: Sample, entry: Entry, index: int, repeat: int) -> Sample:
-        """See :meth:`Reasoning.finished`."""
+        """See :meth:`LongAnswers.finished`."""
         rules = PromptRules(chat=self.chat, system=self.system, history=entry.record["history"])
         meta = {"prefix": entry.record["random_string_to_prepend"]}
         name = f"{self.name}_{self.needles}needle"
         return replace(sample, task=name, length=_bin(entry.record), rules=rules, meta=meta, target=None)
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of :meth:`Reasoning.identity`, with a checksum of the conversations."""
+        """Return the identity of :meth:`LongAnswers.identity`, with a checksum of the conversations."""
         records = [entry.record for entry in self.entries[self.split]]
         return {**super().identity(), "conversations": data.records_fingerprint(records, ("prompt", "answer"))}
 
