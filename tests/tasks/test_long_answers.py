@@ -22,6 +22,7 @@ from kvbench.runner.run import answer_run
 from kvbench.runner.session import Session
 from kvbench.tasks import load
 from kvbench.util.confdir import group_options
+from tests.endpoint.serving import of_endpoint, serving
 from tests.run_files import on_disk, store_of
 from tests.run_support import config
 
@@ -253,6 +254,26 @@ def test_a_private_run_leaves_no_question_on_disk(tmp_path: Path) -> None:
     for file in (tmp_path / "runs").rglob("*"):
         assert file.is_dir() or b"Quagmirosaurus" not in file.read_bytes(), file
     answer_run(run(tmp_path, "gpqa_diamond", limit=2))  # nothing to do, and nothing scored anew
+
+
+def test_several_answers_of_a_server(tmp_path: Path) -> None:
+    made = of_endpoint(tmp_path / "runs")
+    made["dataset"] = options(tmp_path, "gpqa_diamond", max_new_tokens=8, repeats=2, limit=2, system="Be brief.")
+    made["decoding"] = SAMPLER
+    log = tmp_path / "requests"
+    with serving(log=str(log), tokens=6) as url:
+        made["model"]["urls"] = [url]
+        metrics = answer_run(made)
+    requests = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {request["top_k"] for request in requests} == {20}
+    assert len({request["seed"] for request in requests}) == len(requests) == 4
+    rows = store_of(metrics).samples().rows
+    assert rows["gpqa_diamond/1~1"]["problem"] == "gpqa_diamond/1"
+    for row in rows.values():
+        assert row["prediction"].startswith("sealed:") and row["sampler"] == {**SAMPLER, "system": "Be brief."}
+        assert (row["scores"]["cut"], row["scores"]["looping"]) == (0.0, 0.0)
+    entry = metrics["scores"]["gpqa_diamond"]
+    assert (entry["n"], entry["answers"]) == (2, 4)
 
 
 def test_mrcr_runs_with_its_turns_as_the_prompt(tmp_path: Path) -> None:
