@@ -78,7 +78,9 @@ def help_text(extra: Path | None = None) -> str:
     parts = [HEAD]
     for group in (*(g for g in ORDER if g in known), *(g for g in known if g not in ORDER)):
         parts.append(group_text(group, extra))
-    parts.append("decoding\n  decoding.max_new_tokens, .temperature, .top_p, .stop: how answers are generated\n")
+    parts.append(
+        "decoding\n  decoding.max_new_tokens, .temperature, .top_p, .top_k, .stop: how answers are generated\n"
+    )
     parts.append(EXAMPLES)
     return "\n".join(parts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.parallel import launch
@@ -28,16 +28,18 @@ class DecodingConfig:
         temperature: sampling temperature; 0 for greedy decoding. Random numbers are seeded by ``runtime.seed``.
         top_p: nucleus sampling: tokens are drawn from the smallest set of most probable tokens whose total probability
             reaches `top_p`; 1.0 draws from all tokens.
+        top_k: tokens are drawn from the `top_k` most probable ones, before `top_p` applies; None for no such limit.
         stop: strings that end an answer, in addition to the task's own.
     """
 
     max_new_tokens: int | None = bounded(None, minimum=1, maximum=MOST_TOKENS)
     temperature: float = bounded(0.0, minimum=0.0, maximum=10.0)
     top_p: float = bounded(1.0, minimum=0.001, maximum=1.0)
+    top_k: int | None = bounded(None, minimum=1, maximum=MOST_TOKENS)
     stop: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise ConfigError if the temperature or `top_p` would have no effect, or a stop string is empty."""
+        """Raise ConfigError if the temperature, `top_p` or `top_k` would have no effect, or a stop string is empty."""
         if 0.0 < self.temperature < COLDEST:
             raise ConfigError(
                 "decoding.temperature",
@@ -46,17 +48,25 @@ class DecodingConfig:
                 allowed=f"0 (greedy), or {COLDEST} to 10",
                 hint="decoding.temperature=0",
             )
-        if self.temperature == 0.0 and self.top_p < 1.0:
-            raise ConfigError(
-                "decoding.top_p",
-                self.top_p,
-                "has no effect because decoding is greedy (decoding.temperature=0)",
-                hint="add decoding.temperature=1.0, or remove decoding.top_p",
-            )
+        for key, usual in (("top_p", 1.0), ("top_k", None)):
+            if self.temperature == 0.0 and getattr(self, key) != usual:
+                raise ConfigError(
+                    f"decoding.{key}",
+                    getattr(self, key),
+                    "has no effect because decoding is greedy (decoding.temperature=0)",
+                    hint=f"add decoding.temperature=1.0, or remove decoding.{key}",
+                )
         if any(not stop for stop in self.stop):
             raise ConfigError(
                 "decoding.stop", list(self.stop), "contains an empty string, which would end every answer immediately"
             )
+
+    def named(self, system: str | None) -> dict[str, Any]:
+        """Return the entry ``sampler`` of a row: how its tokens were drawn, and the system turn; empty if greedy."""
+        if not self.temperature:
+            return {}
+        drawn = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        return {"sampler": {**drawn, "system": system}}
 
 
 @dataclass(frozen=True, kw_only=True)

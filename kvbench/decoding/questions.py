@@ -35,6 +35,7 @@ def ask(
     tokenizer: Any = None,
     prefill_chunk: int | None = None,
     observer: Observer | None = None,
+    turns: bool = False,
 ) -> list[Generation]:
     """Prefill a text once, then answer several questions about it, each with a copy of the cache.
 
@@ -49,6 +50,8 @@ def ask(
         questions: token ids of each question, at least one token each.
         answers: token ids of each question's reference answer, whose likelihood is part of the result.
         prefill_chunk: tokens of the shared text per forward pass; None: all at once.
+        turns: True if the questions are turns of a conversation: each question and its reference answer stay in
+            `cache`, where later questions see them.
 
     Returns:
         The generation for each question, in order. The time to first token includes the prefill of the shared text only
@@ -64,13 +67,14 @@ def ask(
     results: list[Generation] = []
     for question, answer in zip(questions, answers, strict=True):
         tell(observer, "decode")
-        twin = cache.clone()
+        twin = cache if turns else cache.clone()
         ids = torch.tensor([list(question)], device=shared_ids.device)
         length = width + ids.shape[1]
         generators, stopping = sampling.generators(1), Stopping(1, eos_token_ids, stop, tokenizer)
         started = now(ids)
-        positions = torch.arange(width, length, device=ids.device)[None]
-        logits = forward(model, twin, ids, None, positions)[:, -1]
+        logits = _append(model, twin, ids)
+        if turns:
+            twin = cache.clone()  # the model's own answer is no part of the conversation
         token = choose(logits, sampling, generators)
         first = now(token) - started + (shared if not results else 0.0)
         nll = answer_nll(model, twin, logits, [answer])
@@ -79,8 +83,6 @@ def ask(
             lengths = torch.tensor([length], device=ids.device)
             steps = decode_eagerly(model, twin, token, None, lengths, stopping, sampling, generators, max_new_tokens)
         else:
-            if twin.follower is not None:
-                twin.follower.follow(twin, [ids.shape[1]])
             rounds = speculative.speculative_decode(
                 model, twin, token, stopping, sampling, generators, max_new_tokens, 0, speculation
             )
@@ -99,8 +101,22 @@ def ask(
                 rounds=rounds,
             )
         )
+        if turns:
+            width = length + len(answer)
+            if answer:
+                _append(model, cache, torch.tensor([list(answer)], device=ids.device))
     tell(observer, "end")
     return results
+
+
+def _append(model: PreTrainedModel, cache: KVCache, ids: Tensor) -> Tensor:
+    """Append tokens ``[1, q]`` to a cache, and to the draft's cache; return the logits of the last one, ``[1, V]``."""
+    start = cache.get_seq_length()
+    positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
+    logits = forward(model, cache, ids, None, positions)[:, -1]
+    if cache.follower is not None:
+        cache.follower.follow(cache, [ids.shape[1]])
+    return logits
 
 
 @torch.inference_mode()

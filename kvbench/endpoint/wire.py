@@ -24,6 +24,7 @@ class Ask:
         text: the same as text, for servers that take no ids.
         new_tokens: maximum number of tokens of the answer.
         at_least: number of tokens before which the answer must not end; servers of llama.cpp ignore it.
+        top_k: number of most probable tokens from which to draw; 0 for all.
     """
 
     ids: tuple[int, ...]
@@ -33,6 +34,7 @@ class Ask:
     top_p: float = 1.0
     seed: int = 0
     at_least: int = 0
+    top_k: int = 0
 
 
 class BrokenAnswer(Exception):
@@ -52,7 +54,7 @@ def request(engine: Engine, name: str | None, ask: Ask, logprobs: int, prefix_re
         "stream": True,
         "temperature": ask.temperature,
         "top_p": ask.top_p,
-        "top_k": 0,
+        "top_k": ask.top_k,
         "min_p": 0.0,
         "seed": ask.seed,
     }
@@ -65,7 +67,7 @@ def request(engine: Engine, name: str | None, ask: Ask, logprobs: int, prefix_re
     # servers that are not known might refuse keys that are not OpenAI's
     if engine.ids_in:
         return "/v1/completions", body | {"return_token_ids": True, "min_tokens": ask.at_least}
-    return "/v1/completions", {key: value for key, value in body.items() if key not in ("top_k", "min_p")}
+    return "/v1/completions", {key: value for key, value in body.items() if value or key not in ("top_k", "min_p")}
 
 
 @dataclass

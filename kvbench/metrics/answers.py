@@ -8,10 +8,13 @@ from typing import Literal
 
 from kvbench.metrics import gsm8k
 from kvbench.metrics.longbench import qa_f1
+from kvbench.metrics.reasoning import score_reasoning
 from kvbench.metrics.rouge import rouge
 from kvbench.metrics.text import exact_match, letter, matched
 
-Metric = Literal["exact_match", "f1", "rouge", "regex", "choice", "gsm8k"]
+Metric = Literal[
+    "exact_match", "f1", "rouge", "regex", "choice", "gsm8k", "aime", "math", "gpqa", "longbench_v2", "livecodebench"
+]
 
 #: the letters that label the options of multiple-choice questions
 LETTERS = string.ascii_uppercase
@@ -27,7 +30,8 @@ def score_answers(
     Args:
         metric: ``exact_match`` or ``regex`` (:mod:`kvbench.metrics.text`), ``f1`` of words
             (:func:`kvbench.metrics.longbench.qa_f1`), ``rouge`` (ROUGE-Lsum with stemming), ``choice`` (the first
-            option letter that stands alone as a word), or ``gsm8k`` (:func:`kvbench.metrics.gsm8k.score_gsm8k`).
+            option letter that stands alone as a word), ``gsm8k`` (:func:`kvbench.metrics.gsm8k.score_gsm8k`), or a rule
+            of :mod:`kvbench.metrics.reasoning`, which takes the first reference answer.
         pattern: regular expression with one group, required by the metric ``regex``.
         options: number of options of the question, required by the metric ``choice``.
 
@@ -47,5 +51,8 @@ def score_answers(
         return {"score": matched(prediction, answers, pattern)}
     if metric == "gsm8k":
         return max((gsm8k.score_gsm8k(prediction, answer) for answer in answers), key=lambda scores: scores["score"])
+    scores_by_rule = score_reasoning(metric, prediction, answers)
+    if scores_by_rule is not None:
+        return scores_by_rule
     chosen = letter(prediction, LETTERS[:options])
     return {"score": float(chosen is not None and chosen in answers)}

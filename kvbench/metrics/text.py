@@ -93,3 +93,20 @@ def last_number(text: str) -> str | None:
     """Return the last number in a text; None if there is none. Thousands separators are removed from the number."""
     numbers = _NUMBER.findall(text)
     return numbers[-1].replace(",", "") if numbers else None
+
+
+#: characters at the end of a text that must repeat a unit for the text to count as looping, and the unit's largest size
+LOOPED, LONGEST_UNIT = 512, 256
+
+
+def loops(text: str) -> bool:
+    """Return True if a text ends in a loop: its last 512 characters repeat one unit of at most 256, four times or more.
+
+    The last repetition may be incomplete, because an answer can be cut anywhere.
+    """
+    end = text[: -4 * LONGEST_UNIT - 1 : -1]  # backwards, so that the loop is at the beginning
+    for unit in range(1, LONGEST_UNIT + 1):
+        wanted = max(LOOPED, 4 * unit)
+        if len(end) >= wanted and end[unit:wanted] == end[: wanted - unit]:
+            return True
+    return False

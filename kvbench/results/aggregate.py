@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from statistics import fmean, median
 from typing import Any
 
@@ -130,10 +131,11 @@ def scores(
         names = sorted({name for row in group for name in row["scores"]} - {"score"})
         variants = {}
         for name in names:
-            numbers = [_finite(row["scores"].get(name)) for row in group]
-            mean, error = mean_error([number for number in numbers if number is not None])
+            mean, error = mean_error(_of_problems(group, partial(_score_named, name)))
             variants[name] = {"score": mean, "stderr": error}
         entry["variants"] = variants
+        if any("problem" in row for row in group):
+            entry["answers"] = len(group)
         nll = _compare_paired(group, baseline, nll_per_token)
         entry["nll"] = nll if nll["n"] else None
         entry["perplexity"] = perplexity(group, nll)
@@ -330,18 +332,21 @@ def _compare_paired(
 ) -> dict[str, Any]:
     """Return mean, standard error, n, and the paired difference to the baseline over the same sample ids.
 
+    Several answers to one problem count as one value, their mean, because they depend on each other: n is then the
+    number of problems, and errors are by problem.
+
     Args:
         baseline: rows of fp16 by sample id; None: no difference.
         bounded: True for scores, which have intervals if all of them are in 0..1.
     """
-    values = _values(group, value)
+    values = _of_problems(group, value)
     mean, error = mean_error(values)
     entry: dict[str, Any] = {"mean": mean, "stderr": error, "n": len(values), "vs_fp16": None}
     bounded = bounded and all(0 <= number <= 1 for number in values)
     if bounded:
         entry |= interval_ends(intervals.of_scores(values))
     if baseline is not None:
-        both = []
+        both: dict[str, list[tuple[float, float]]] = {}
         for row in group:
             other = baseline.get(row["id"])
             # scores of different scorer versions cannot be compared; the baseline is re-scored when it is run again
@@ -349,21 +354,38 @@ def _compare_paired(
                 continue
             own, full = value(row), value(other)
             if own is not None and full is not None:
-                both.append((own, full))
+                both.setdefault(_problem(row), []).append((own, full))
         if both:
-            difference, spread = mean_error([own - full for own, full in both])
-            entry["vs_fp16"] = {"diff": difference, "stderr": spread, "n": len(both)}
-            if bounded and all(0 <= full <= 1 for _, full in both):
-                entry["vs_fp16"] |= interval_ends(intervals.of_pairs(*zip(*both, strict=True)))
+            pairs = [(fmean(own for own, _ in pair), fmean(full for _, full in pair)) for pair in both.values()]
+            difference, spread = mean_error([own - full for own, full in pairs])
+            entry["vs_fp16"] = {"diff": difference, "stderr": spread, "n": len(pairs)}
+            if bounded and all(0 <= full <= 1 for _, full in pairs):
+                entry["vs_fp16"] |= interval_ends(intervals.of_pairs(*zip(*pairs, strict=True)))
     return entry
 
 
+def _score_named(name: str, row: Row) -> float | None:
+    return _finite(row["scores"].get(name))
+
+
 def _finite_score(row: Row) -> float | None:
-    return _finite(row["scores"].get("score"))
+    return _score_named("score", row)
 
 
-def _values(group: Iterable[Row], value: Callable[[Row], float | None]) -> list[float]:
-    return [v for v in map(value, group) if v is not None]
+def _problem(row: Row) -> str:
+    """Return the name of the problem that a row answers: several answers to one problem depend on each other."""
+    name: str = row.get("problem") or row["id"]
+    return name
+
+
+def _of_problems(group: Iterable[Row], value: Callable[[Row], float | None]) -> list[float]:
+    """Return the mean value of each problem's answers; a row without a problem of its own name is one by itself."""
+    by_problem: dict[str, list[float]] = {}
+    for row in group:
+        number = value(row)
+        if number is not None:
+            by_problem.setdefault(_problem(row), []).append(number)
+    return [fmean(numbers) if len(numbers) > 1 else numbers[0] for numbers in by_problem.values()]
 
 
 def _finite(value: Any) -> float | None:

@@ -100,7 +100,10 @@ def identity(
             "generation_version": GENERATION_VERSION,
             "model": model,
             "data": dict(data),
-            "decoding": {**config["decoding"], **({"draw": _DRAW} if config["decoding"].get("temperature") else {})},
+            "decoding": {
+                **{key: value for key, value in config["decoding"].items() if key != "top_k" or value is not None},
+                **({"draw": _DRAW} if config["decoding"].get("temperature") else {}),
+            },
             "seed": config["runtime"].get("seed", 0),
         },
         "method": {"method": method, "quantizer": formats or None},

@@ -408,4 +408,5 @@ class Score:
     fidelity: Fidelity | None = typed_key("comparison of predictions with fp16's (dataset=fidelity)", optional=True)
     low: float | None = typed_key("lower end of the score's 95 % interval", optional=True)
     high: float | None = typed_key("upper end of the score's 95 % interval", optional=True)
+    answers: int | None = typed_key("answers, if each of the n problems has several", optional=True)
     kl_bound: KlBound | None = typed_key("lower bound of the KL divergence from fp16 (model=endpoint)", optional=True)

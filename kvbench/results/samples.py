@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
@@ -31,6 +32,29 @@ def outputs(row: Mapping[str, Any]) -> Row:
     It includes the prediction and the scores, which do not depend on whether the run was interrupted and resumed.
     """
     return {key: value for key, value in row.items() if key != MEASURED}
+
+
+#: beginning of the sealed prediction of a private sample
+_SEAL = "sealed:"
+
+
+def sealed(text: str) -> str:
+    """Return a text in a form that cannot be read or searched as plain text, for answers to private samples.
+
+    Some data sets ask that their questions appear nowhere in plain text, and answers repeat questions. Equal texts have
+    equal seals. It is no encryption: :func:`unsealed` undoes it.
+    """
+    return _SEAL + base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"), 9)).decode()
+
+
+def unsealed(text: str) -> str:
+    """Return the text that :func:`sealed` was given; a text that is not sealed is returned unchanged."""
+    if not text.startswith(_SEAL):
+        return text
+    try:
+        return zlib.decompress(base64.b64decode(text.removeprefix(_SEAL))).decode("utf-8", "surrogatepass")
+    except (ValueError, zlib.error):  # an answer that begins with this word
+        return text
 
 
 _AGAIN = "run the same command again; it runs only the missing samples."

@@ -99,6 +99,7 @@ class Answers:
                     temperature=decoding.temperature,
                     top_p=decoding.top_p,
                     seed=[sample_seed(runtime.seed, sample) for sample in samples],
+                    top_k=decoding.top_k,
                 ),
                 eos_token_ids=(*self.loaded.eos_token_ids, *end_ids(samples[0], tokenizer)),
                 say_something=samples[0].say_something,
@@ -120,6 +121,7 @@ class Answers:
         bills = [row_bill(cache, index, len(samples)) for index in range(len(samples))]
         rows = [
             answer_row(self.task, sample, batch.prompts[index], generation, index, bills[index], measured)
+            | decoding.named(sample.rules.system)
             for index, sample in enumerate(samples)
         ]
         for row, note in zip(rows, cache.notes or (), strict=False):
@@ -202,7 +204,7 @@ def answer_row(
             measured["rounds"] = summed
     return {
         **head(sample, len(prompt.ids), finish, truncated=prompt.removed, prediction=prediction, tokens=tokens),
-        **scored(task, sample, prediction),
+        **scored(task, sample, prediction, finish),
         "nll": {"sum": finite(nll[0]), "n": int(nll[1])} if nll and nll[1] else None,
         "kv_bytes": bill,
         **speculated,

@@ -68,7 +68,9 @@ def encode_prompt(
         return _as_given(sample, sample.rules.ids, limit if room is None else room)
     if sample.truncation == "longbench" and limit is not None:
         return _longbench(sample, tokenizer, chat, limit, room)
-    before, after, special = wrapper(chat if sample.rules.chat else "none", tokenizer, sample.rules.system)
+    before, after, special = wrapper(
+        chat if sample.rules.chat else "none", tokenizer, sample.rules.system, sample.rules.history
+    )
     ids, offsets = _tokenize(tokenizer, before + sample.prompt + after, special)
     start, end = len(before), len(before) + len(sample.prompt)
     context = None
@@ -148,29 +150,42 @@ def _longbench(sample: Sample, tokenizer: Any, chat: str, limit: int, room: int 
             )
 
 
-def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, str, bool]:
+def wrapper(
+    chat: str, tokenizer: Any, system: str | None = None, history: Sequence[tuple[str, str]] = ()
+) -> tuple[str, str, bool]:
     """Return the text that a chat wrapper puts before a prompt, the text after it, and whether to add special tokens.
 
     Args:
         chat: as for :func:`encode_prompt`.
         system: text of a system turn before the user's turn; used only with ``chat="template"``. None for no such turn.
+        history: turns before the user's, each a role and a text. With ``chat="none"`` they are paragraphs, and so is
+            the prompt, each after the name of its role.
 
     Returns:
         The third value is False if the chat template already contains the tokenizer's special tokens.
 
     Raises:
         ModelError: with ``chat="template"``, the tokenizer has no template, or the template rejects a turn or changes
-            the user's text.
+            the user's text; or the wrapper is a text, which has a place for one turn, and there are several.
     """
     if chat == "none":
-        return "", "", True
+        if not history:
+            return "", "", True
+        before = "".join(f"{role.capitalize()}: {text}\n\n" for role, text in history)
+        return f"{before}User: ", "\n\nAssistant:", True
     if chat != "template":
+        if history:
+            raise ModelError(
+                f"model.chat={chat!r} has a place for one turn, but the data set has conversations of several turns.\n"
+                "  hint: set model.chat=template, or model.chat=none"
+            )
         before, after = chat.split("{prompt}", 1)
         return before, after, True
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError("model.chat=template: the tokenizer has no chat template.\n  hint: set model.chat=none")
     # A mark stands in for the prompt, because a prompt may also occur in its own wrapper; the mark does not.
     turns = [{"role": "system", "content": system}] if system else []
+    turns += [{"role": role, "content": text} for role, text in history]
     turns.append({"role": "user", "content": _MARK})
     try:
         rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)

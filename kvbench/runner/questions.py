@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from kvbench.cache.progress import Options
 from kvbench.config.run_config import RunConfig
@@ -24,7 +25,8 @@ from kvbench.tasks.work import AskQuestions
 class SharedTexts:
     """Strategy that asks several questions about one text, for samples with :class:`kvbench.tasks.work.AskQuestions`.
 
-    The text is cached once, and each question is answered on a copy of this cache.
+    The text is cached once, and each question is answered on a copy of this cache, unless the sample asks for turns of
+    a conversation or for a new cache for each question. The bytes of a row are those of the last cache.
     """
 
     config: RunConfig
@@ -47,30 +49,45 @@ class SharedTexts:
             return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
         asked = [tokens(question.prompt) for question in work.questions]
+        answers = [tokens(question.continuation) for question in work.questions]
+        turns = [[*question, *answer] for question, answer in zip(asked, answers, strict=True)]
+        # tokens after the shared text: of the longest question, or of all turns
+        longest = max(map(len, asked)) if work.turns == "separate" else sum(map(len, turns))
         room = prompt_limit(self.config.model.prompt_limit, self.loaded.max_length, new_tokens)
-        limit = None if room is None else room - max(map(len, asked))
+        limit = None if room is None else room - longest
         shared = replace(sample, prompt=sample.prompt[: work.shared], rules=PromptRules(chat=False))
         prompt = encode_prompt(shared, tokenizer, limit=limit)
-        input_ids, _, prompts = pad([prompt], [sample.query], 0, self.loaded.device, tokenizer.decode)
-        length = input_ids.shape[1] + max(map(len, asked)) + new_tokens
-        cache = self.config.method.new_cache(self.loaded.model, prompts, max_length=length)
-        cache.options = self.options
+        parts = [(prompt, slice(None))]
+        if work.turns == "anew":  # each question on a cache of its own, with the turns before it in the prompt
+            before = accumulate(turns[:-1], initial=list[int]())
+            parts = [
+                (replace(prompt, ids=(*prompt.ids, *ids)), slice(index, index + 1)) for index, ids in enumerate(before)
+            ]
         peaks = PhasePeaks(self.loaded.device, census=first)
+        generations: list[Generation] = []
         with peaks.run():
-            generations = ask(
-                self.loaded.model,
-                cache,
-                input_ids,
-                asked,
-                answers=[tokens(question.continuation) for question in work.questions],
-                max_new_tokens=new_tokens,
-                sampling=Sampling(decoding.temperature, decoding.top_p, [sample_seed(runtime.seed, sample)]),
-                eos_token_ids=self.loaded.eos_token_ids,
-                stop=(*sample.stop, *decoding.stop),
-                tokenizer=tokenizer,
-                prefill_chunk=runtime.prefill_chunk,
-                observer=peaks,
-            )
+            for begun, chosen in parts:
+                input_ids, _, prompts = pad([begun], [sample.query], 0, self.loaded.device, tokenizer.decode)
+                length = len(prompt.ids) + longest + new_tokens
+                cache = self.config.method.new_cache(self.loaded.model, prompts, max_length=length)
+                cache.options = self.options
+                generations += ask(
+                    self.loaded.model,
+                    cache,
+                    input_ids,
+                    asked[chosen],
+                    answers=answers[chosen],
+                    max_new_tokens=new_tokens,
+                    sampling=Sampling(
+                        decoding.temperature, decoding.top_p, [sample_seed(runtime.seed, sample)], decoding.top_k
+                    ),
+                    eos_token_ids=self.loaded.eos_token_ids,
+                    stop=(*sample.stop, *decoding.stop),
+                    tokenizer=tokenizer,
+                    prefill_chunk=runtime.prefill_chunk,
+                    observer=peaks,
+                    turns=work.turns == "stored",
+                )
         whole = join_generations(generations)
         measured = generation_figures(self.machine, cache, peaks, first, 1, whole)
         row = answer_row(self.task, sample, prompt, whole, 0, row_bill(cache, 0, 1), measured)

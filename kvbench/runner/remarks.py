@@ -43,8 +43,10 @@ def shown_excerpts(sample: Sample) -> dict[str, str]:
     """Return the excerpts of a sample that loggers show.
 
     They are ``prompt_head`` and ``prompt_tail``, up to :data:`SHOWN` characters each, and ``reference``, the first
-    reference answer, which is empty if there is none.
+    reference answer, which is empty if there is none. Of a private sample they say that it is withheld.
     """
+    if sample.private:
+        return dict.fromkeys(("prompt_head", "prompt_tail", "reference"), "(withheld: the data set is private)")
     head, tail = sample.prompt[:SHOWN], sample.prompt[max(SHOWN, len(sample.prompt) - SHOWN) :]
     return {"prompt_head": head, "prompt_tail": tail, "reference": sample.answers[0] if sample.answers else ""}
 

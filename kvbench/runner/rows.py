@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kvbench.results.samples import Row
+from kvbench.results.samples import Row, sealed
 from kvbench.tasks.base import Sample
 
 #: called while a long batch runs, with the number of its samples done so far (a fraction) and a line to show
@@ -109,6 +109,8 @@ def head(
 ) -> Row:
     """Return the entries with which every row begins: they identify the sample and hold the generated answer.
 
+    The answer to a private sample is sealed (:func:`kvbench.results.samples.sealed`).
+
     Args:
         finish: why the answer ended: ``eos``, ``stop`` or ``length``. ``window`` if the likelihood of a text was
             measured instead, and ``oom`` if a measurement of time and memory ran out of memory.
@@ -118,9 +120,10 @@ def head(
         "id": sample.id,
         "task": sample.task,
         "length": sample.length,
+        **({} if sample.problem is None else {"problem": sample.problem}),
         "prompt_tokens": prompt_tokens,
         "truncated": truncated,
-        "prediction": prediction,
+        "prediction": sealed(prediction) if sample.private else prediction,
         "tokens": list(tokens),
         "finish": finish,
     }

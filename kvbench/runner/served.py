@@ -280,6 +280,7 @@ class Requests(Elsewhere):
             decoding.top_p,
             sample_seed(self._config.runtime.seed, sample),
             int(sample.say_something),
+            decoding.top_k or 0,
         )
         stop = (*sample.stop, *decoding.stop)
         eos = (*self._eos, *end_ids(sample, tokenizer))
@@ -307,7 +308,8 @@ class Requests(Elsewhere):
         seen = {"attempts": attempts + 1, "cached": answer.cached, "ids": "server" if answer.ids else "text"}
         row = {
             **head(sample, len(prompt.ids), finish, truncated=prompt.removed, prediction=text, tokens=tokens),
-            **scored(self._config.task, sample, text),
+            **scored(self._config.task, sample, text, finish),
+            **decoding.named(sample.rules.system),
             "nll": None,
             "kv_bytes": self._bill(len(prompt.ids) + len(tokens) - (finish == "length")),
             MEASURED: self.machine.measured(1, None, None, ttft_s=ttft, step_s=steps, decoded=len(steps))

@@ -24,6 +24,8 @@ class PromptRules:
 
     Args:
         system: text of a system turn; it is used only if the chat wrapper is the tokenizer's own template.
+        history: earlier turns of the conversation, each a role (``user`` or ``assistant``) and a text; the sample's
+            prompt is the user's turn after them.
         limit: maximum number of prompt tokens. ``fill`` allows as many as fit into ``model.max_length`` together with
             the answer. None applies ``model.prompt_limit``.
         limits: limits for particular models, keyed by the name of the model or of its preset; they override `limit`.
@@ -33,6 +35,7 @@ class PromptRules:
 
     chat: bool = True
     system: str | None = None
+    history: tuple[tuple[str, str], ...] = ()
     limit: int | Literal["fill"] | None = None
     limits: Mapping[str, int | Literal["fill"]] = field(default_factory=dict)
     ids: tuple[int, ...] | None = None
@@ -69,6 +72,9 @@ class Sample:
             remaining tokens to text. ``refuse`` raises an error.
         work: what the runner does with the sample, for example generate an answer or measure the likelihood of a text.
         warm_up: True for a sample that only warms up the device; only its peak memory appears in the results.
+        problem: name of the problem, if the sample is one of several answers to it; errors of scores are then by
+            problem. None for a sample of its own.
+        private: True if neither prompt nor answer may be stored or shown in plain text.
         meta: JSON data for the scorer and for analyses; the runner never reads it.
     """
 
@@ -90,6 +96,8 @@ class Sample:
     rules: PromptRules = field(default_factory=PromptRules)
     work: Work = field(default_factory=Generate)
     warm_up: bool = False
+    problem: str | None = None
+    private: bool = False
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -152,6 +160,8 @@ class Task:
     adaptive: ClassVar[bool] = False
     #: True if a run must not be spread over several processes
     single_process: ClassVar[bool] = False
+    #: True if rows say whether their answers were cut, and whether they repeat themselves at the end
+    long_answers: ClassVar[bool] = False
     #: True if only times and memory are measured, so that the content of the generated text does not matter
     times_only: ClassVar[bool] = False
 

@@ -44,17 +44,26 @@ class Question:
         return self.answer if self.target is None else self.target
 
 
+#: relation of several questions about one text (:class:`AskQuestions`)
+Turns = Literal["separate", "stored", "anew"]
+
+
 @dataclass(frozen=True)
 class AskQuestions(Work):
     """Cache a text once, without any question in view, and then answer several questions about it.
 
     Args:
         shared: length of that text in characters; the sample's prompt begins with it.
-        questions: the questions. Each is answered on its own copy of the cache.
+        questions: the questions, in their order.
+        turns: ``separate``: each question is answered on its own copy of the cache, and sees no other. ``stored``: the
+            questions are turns of a conversation in one cache, which keeps earlier questions with their reference
+            answers as the method stores them. ``anew``: the same conversation, but the text and all earlier turns are
+            prefilled again for each question, as if nothing had been stored.
     """
 
     shared: int
     questions: tuple[Question, ...]
+    turns: Turns = "separate"
 
 
 @dataclass(frozen=True)

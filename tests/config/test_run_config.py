@@ -22,7 +22,9 @@ from tests.run_support import config
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher"
 
 #: data sets with prompts of 4k tokens and more
-LONG = ("pg19", "multi_lexsum", "infinitebench_sum", "efficiency/tpot", "efficiency/prefill", "efficiency/memory")
+ANSWERS = ("aime2025", "aime2026", "math500", "gpqa_diamond", "longbench_v2", "mrcr", "livecodebench")
+TEXTS = ("pg19", "multi_lexsum", "infinitebench_sum")
+LONG = (*TEXTS, *ANSWERS, "efficiency/tpot", "efficiency/prefill", "efficiency/memory")
 
 CHOICES = [(group, choice) for group in config_groups() for choice in group_options(group)]
 
@@ -67,7 +69,7 @@ def test_every_choice_composes_and_is_accepted(group: str, choice: str) -> None:
         takers = [name for name, path in group_options("method").items() if choice in _takes(path)]
         assert takers, f"no method takes quantizer={choice}"
         overrides.append(f"method={takers[0]}")
-    if group == "dataset" and choice in LONG:
+    if (group == "dataset" and choice in LONG) or choice.startswith("long/"):
         overrides.append("model=llama3.1-8b")
     if group == "dataset" and choice.rpartition("/")[2] == "text":  # files of one's own
         overrides.append(f"dataset.path={__file__}")

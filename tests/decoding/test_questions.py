@@ -42,6 +42,31 @@ def test_each_question_is_asked_of_the_same_cache(name):
     method.detach(model)
 
 
+@pytest.mark.parametrize("name", ["fp16", "kivi"])
+def test_turns_stay_in_the_cache_with_their_reference_answers(name):
+    model, method = zoo.restless(), load_method(name)
+    shared, _ = zoo.padded_batch([300])
+    questions, answers = [[5, 6, 7], [9], [11, 12, 13]], [[3, 4], [], [6, 7, 8]]
+    options = {"max_new_tokens": 8, "sampling": Sampling()}
+    cache = method.new_cache(model)
+    stored = ask(model, cache, shared, questions, answers=answers, turns=True, **options)
+    assert cache.get_seq_length() == 300 + 3 + 2 + 1 + 3 + 3
+    before: list[int] = []
+    for question, answer, result in zip(questions, answers, stored, strict=True):
+        ids = torch.cat([shared, torch.tensor([before], dtype=shared.dtype)], 1)
+        (anew,) = ask(model, method.new_cache(model), ids, [question], answers=[answer], **options)
+        assert result.prompt_tokens == anew.prompt_tokens == [300 + len(before) + len(question)]
+        if name == "fp16" or not before:
+            assert result.tokens == anew.tokens
+            assert result.answer_nll[0][0] == pytest.approx(anew.answer_nll[0][0], rel=1e-4)
+        elif answer:  # earlier turns were packed as they came, in other groups than a prompt's
+            assert result.answer_nll[0][0] != pytest.approx(anew.answer_nll[0][0], rel=1e-4)
+        before += [*question, *answer]
+    separate = ask(model, method.new_cache(model), shared, questions, answers=answers, **options)
+    assert separate[0].tokens == stored[0].tokens and separate[2].tokens != stored[2].tokens
+    method.detach(model)
+
+
 def test_the_shared_text_is_in_the_first_questions_time_alone(monkeypatch):
     """A clock that advances by a second whenever it is asked: prefill, then each question's first token."""
     ticks = iter(range(1000))

@@ -50,6 +50,27 @@ def test_scores_and_paired_differences_as_numpy():
     assert entry["nll"]["vs_fp16"]["diff"] == pytest.approx(0.5)
 
 
+def test_several_answers_to_a_problem_are_one_cluster():
+    """avg@n and its error, and those of the paired difference, equal a bootstrap over problems within 5 %."""
+    rng = np.random.default_rng(3)
+    level = rng.random(30)
+    right = (rng.random((2, 10, 30)) < level).astype(float)  # [run, answer, problem]
+    rows, others = (
+        [{**made(0, right[run, k, p]), "id": f"kv/{p}~{k}", "problem": f"kv/{p}"} for k in range(10) for p in range(30)]
+        for run in range(2)
+    )
+    entry = aggregate.scores(rows, {row["id"]: row for row in others})["kv"]
+    assert (entry["n"], entry["answers"], entry["vs_fp16"]["n"]) == (30, 300, 30)
+    assert entry["score"] == pytest.approx(right[0].mean())
+    picks = rng.integers(0, 30, size=(20_000, 30))
+    for error, values in ((entry["stderr"], right[0]), (entry["vs_fp16"]["stderr"], right[0] - right[1])):
+        drawn = values.mean(0)[picks].mean(1)
+        assert error == pytest.approx(drawn.std(), rel=0.05)
+    assert entry["stderr"] > 1.5 * right[0].std() / np.sqrt(300)  # as if all answers were independent
+    assert entry["variants"]["strict"]["stderr"] == pytest.approx(entry["stderr"] / 2)
+    assert "answers" not in aggregate.scores([made(0, 1.0)])["kv"]
+
+
 def test_keys_are_tasks_with_their_length():
     rows = [made(0, 1.0), made(1, 0.0, task="copy", length=512), made(2, 1.0, task="copy", length=2048)]
     assert list(aggregate.scores(rows)) == ["kv", "copy@512", "copy@2048"]

@@ -173,7 +173,15 @@ def answered(monkeypatch, samples, *, first=False, notes=None, decoding=None, mo
         model=SimpleNamespace(**{"name": "m", "preset": None, "prompt_limit": None, "chat": "none"} | (model or {})),
         method=method,
         decoding=SimpleNamespace(
-            **{"max_new_tokens": None, "temperature": 0.5, "top_p": 0.75, "stop": ("S",)} | (decoding or {})
+            **{
+                "max_new_tokens": None,
+                "temperature": 0.5,
+                "top_p": 0.75,
+                "top_k": 5,
+                "named": lambda system: {"sampler": system},
+                "stop": ("S",),
+            }
+            | (decoding or {})
         ),
         runtime=SimpleNamespace(seed=3, prefill_chunk=16, prefill_rows=2, graphs="never", compile=True),
     )
@@ -204,7 +212,7 @@ def test_a_batch_is_generated_with_the_settings_of_the_run_and_of_its_samples(mo
     assert prompts.decode(run.tokenizer("abc", add_special_tokens=False)["input_ids"]) == "abc"
     sampling = run.named.pop("sampling")
     seeds = [sample_seed(3, one) for one in samples]
-    assert sampling == Sampling(temperature=0.5, top_p=0.75, seed=seeds)
+    assert sampling == Sampling(temperature=0.5, top_p=0.75, seed=seeds, top_k=5)
     observer = run.named.pop("observer")
     assert isinstance(observer, PhasePeaks)
     tokens = lambda text: run.tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731

@@ -71,7 +71,16 @@ SHARED = "Read: abc"
 
 
 def asked(
-    monkeypatch, count=1, *, first=False, notes=None, max_new_tokens=None, max_length=60, shared=SHARED, **limits
+    monkeypatch,
+    count=1,
+    *,
+    first=False,
+    notes=None,
+    max_new_tokens=None,
+    max_length=60,
+    shared=SHARED,
+    turns="separate",
+    **limits,
 ):
     """The rows of samples with two questions, what `ask` was called with, and how the caches were made."""
     calls: list[Any] = []
@@ -79,7 +88,7 @@ def asked(
 
     def ask(*args: Any, **named: Any) -> list[Generation]:
         calls.append((args, named))
-        return [answer("eos", (1, 2)), answer("stop", (3,))]
+        return [answer("eos", (1, 2)), answer("stop", (3,))][: len(args[3])]
 
     def new_cache(model: Any, prompts: Any, max_length: int) -> Any:
         caches.append((model, prompts, max_length))
@@ -94,13 +103,13 @@ def asked(
     config: Any = SimpleNamespace(
         model=SimpleNamespace(prompt_limit=limits.get("prompt_limit"), chat="<{prompt}>"),
         method=SimpleNamespace(new_cache=new_cache),
-        decoding=SimpleNamespace(max_new_tokens=max_new_tokens, temperature=0.5, top_p=0.75, stop=("S",)),
+        decoding=SimpleNamespace(max_new_tokens=max_new_tokens, temperature=0.5, top_p=0.75, top_k=5, stop=("S",)),
         runtime=SimpleNamespace(seed=3, prefill_chunk=16),
     )
     loaded: Any = SimpleNamespace(
         model="model", tokenizer=tokenizer, device=torch.device("cpu"), max_length=max_length, eos_token_ids=(257,)
     )
-    work = AskQuestions(len(shared), (Question(" Who?", "me", target=" me"), Question(" Why not?", "so")))
+    work = AskQuestions(len(shared), (Question(" Who?", "me", target=" me"), Question(" Why not?", "so")), turns)
     samples = [
         Sample(
             id=f"t/{number}",
@@ -131,7 +140,7 @@ def test_the_shared_text_is_the_prompt_and_each_question_follows_it(monkeypatch)
     assert model == "model" and cache.options == Options(kernels="reference")
     assert ids.tolist() == [[run.tokenizer.bos_token_id, *tokens(SHARED)]]  # no chat wrapper
     assert prompts == [tokens(" Who?"), tokens(" Why not?")]
-    assert named.pop("sampling") == Sampling(0.5, 0.75, [sample_seed(3, run.samples[0])])
+    assert named.pop("sampling") == Sampling(0.5, 0.75, [sample_seed(3, run.samples[0])], 5)
     observer = named.pop("observer")
     assert observer.kind is None
     assert named == {
@@ -141,6 +150,7 @@ def test_the_shared_text_is_the_prompt_and_each_question_follows_it(monkeypatch)
         "stop": ("T", "S"),
         "tokenizer": run.tokenizer,
         "prefill_chunk": 16,
+        "turns": False,
     }
     ((model, given, length),) = run.caches
     assert model == "model" and length == 10 + 9 + 4
@@ -154,6 +164,19 @@ def test_the_shared_text_is_the_prompt_and_each_question_follows_it(monkeypatch)
     measured = row[MEASURED]
     assert (measured["ttft_s"], measured["decoded"], measured["step_s"]) == (0.75, 1, [0.25])
     assert (measured["batch_rows"], measured["warm_up"]) == (1, False)
+
+
+def test_turns_are_asked_of_one_cache_or_of_a_new_one_each(monkeypatch) -> None:
+    stored, anew = (asked(monkeypatch, turns=turns) for turns in ("stored", "anew"))
+    (call,) = stored.calls
+    assert call[1]["turns"] is True and [length for *_, length in stored.caches] == [10 + 8 + 11 + 4]
+    first, second = (args[2][0].tolist() for args, _ in anew.calls)
+    tokens = anew.tokenizer(" Who? me", add_special_tokens=False)["input_ids"]
+    assert second == [*first, *tokens] and [named["turns"] for _, named in anew.calls] == [False, False]
+    assert [args[3] for args, _ in anew.calls] == [[ids] for ids in call[0][3]]
+    assert [length for *_, length in anew.caches] == [33, 33]
+    cut = asked(monkeypatch, turns="stored", shared="Read: " + "x" * 100).rows[0]
+    assert cut["prompt_tokens"] == 60 - 4 - 19
 
 
 def test_only_the_first_of_the_first_texts_warms_up(monkeypatch) -> None:

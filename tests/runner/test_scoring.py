@@ -38,7 +38,9 @@ def test_one_question_is_scored_whole_and_several_by_line() -> None:
 
         return noted
 
-    task: Any = SimpleNamespace(score=score("one"), score_questions=score("several"), scorer_version="3")
+    task: Any = SimpleNamespace(
+        long_answers=False, score=score("one"), score_questions=score("several"), scorer_version="3"
+    )
     assert scored(task, sample(), "a\nb") == {"scores": {"score": 1.0, "other": None}, "scorer_version": 3}
     scored(task, sample(work=AskQuestions(1, (Question("a?", "x"), Question("b?", "y")))), "a b\nc")
     assert asked == [("one", "a", "a\nb"), ("several", "a", ["a b", "c"])]
@@ -61,7 +63,9 @@ def row(name: str, version: int = 2, code: Any = None) -> dict[str, Any]:
 
 def length(version: int = 2) -> Any:
     """A task whose score is the length of the prediction."""
-    return SimpleNamespace(scorer_version=version, score=lambda sample, prediction: {"score": len(prediction)})
+    return SimpleNamespace(
+        scorer_version=version, long_answers=False, score=lambda sample, prediction: {"score": len(prediction)}
+    )
 
 
 def test_rows_of_another_version_of_the_scorer_are_scored_again() -> None:

@@ -6,6 +6,7 @@ import hashlib
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,19 @@ def test_wrong_configurations_are_refused(change, message):
     assert str(error.value).startswith("dataset.")
 
 
+def test_turns_are_scored_by_their_mean_and_ends_and_belong_to_the_identity():
+    made = [load({**CONFIG, "tasks": ["pairs"], "lengths": [512], "turns": turns}) for turns in ("separate", "stored")]
+    separate, stored = (next(iter(task.samples())) for task in made)
+    assert separate.prompt == stored.prompt and stored.work == replace(separate.work, turns="stored")
+    right = [question.answer for question in stored.work.questions]
+    assert made[0].score_questions(separate, [*right[:-1], "x"])["score"] == 0.0
+    scores = {"score": 1 - 1 / len(right), "all": 0, "first": 1, "last": 0}
+    assert made[1].score_questions(stored, [*right[:-1], "x"]) == pytest.approx(scores)
+    assert {**made[0].identity(), "turns": "stored"} == made[1].identity() != made[0].identity()
+    with pytest.raises(ConfigError, match="has no effect on needle"):
+        load({**CONFIG, "tasks": ["needle"], "turns": "anew"})
+
+
 CONF = Path(__file__).parents[2] / "conf" / "dataset"
 
 
@@ -248,13 +262,13 @@ def test_every_preset_loads(path):
     task = load(yaml.safe_load(text))
     name = str(path.relative_to(CONF).with_suffix(""))
     assert task.name == name
-    if name not in ("mini", "mini/full"):
+    if name not in ("mini", "mini/full", "mini/turns"):
         assert task.names == (HARD if path.stem == "hard" else (path.stem,))
     assert task.limit == (100 if name == "mini/full" else 8)  # a single task is as quick to try as all five of mini
 
 
 def test_there_is_a_preset_for_every_task():
-    assert {path.stem for path in (CONF / "mini").glob("*.yaml")} == {"full", "hard", *TASKS}
+    assert {path.stem for path in (CONF / "mini").glob("*.yaml")} == {"full", "hard", "turns", *TASKS}
 
 
 def test_loading_imports_neither_torch_nor_transformers():

@@ -19,7 +19,7 @@ from kvbench.tasks.mini.filler import CodeFiller, ProseFiller
 from kvbench.tasks.mini.prose import Prose
 from kvbench.tasks.mini.rng import Rng
 from kvbench.tasks.mini.tokens import encoder, tokenizer_fingerprint
-from kvbench.tasks.work import AskQuestions, Generate, Work
+from kvbench.tasks.work import AskQuestions, Generate, Turns, Work
 from kvbench.tasks.work import Question as Asked
 from kvbench.util.schema import MOST, bounded
 
@@ -117,6 +117,7 @@ TASKS: dict[str, MiniTask] = {
 
 
 #: groups of tasks by name: all but the hard ones, and these (:data:`kvbench.tasks.mini.task.HARD`)
+SEVERAL = ("several", *HARD)  # the tasks with several questions about one context
 GROUPS = {"all": tuple(name for name in TASKS if name not in HARD), "hard": HARD}
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
@@ -135,6 +136,9 @@ class Mini(Task):
         lengths: nominal lengths in tokens, chosen from :data:`LENGTHS`.
         limit: number of samples for each task and length.
         seed: random seed of the samples.
+        turns: relation of several questions about one context: ``separate``, each on its own copy of the cache; or
+            turns of a conversation, whose cache is kept (``stored``) or made ``anew`` for each turn
+            (:class:`kvbench.tasks.work.AskQuestions`).
     """
 
     version = 1
@@ -145,9 +149,13 @@ class Mini(Task):
     lengths: tuple[int, ...] = (1024, 2048, 4096)
     limit: int = bounded(100, minimum=1, maximum=10_000)
     seed: int = bounded(0, minimum=0, maximum=MOST)
+    turns: Turns = "separate"
 
     def check(self) -> None:
-        """Raise ConfigError if the list of tasks or of lengths is empty, or has unknown or repeated entries."""
+        """Raise ConfigError if the list of tasks or of lengths is empty, or has unknown or repeated entries.
+
+        `turns` other than ``separate`` is also refused for a task that has only one question.
+        """
         check_list("dataset.tasks", self.names, TASKS)
         check_list("dataset.lengths", self.lengths, LENGTHS)
         for task in self.names:
@@ -156,6 +164,11 @@ class Mini(Task):
         for length in self.lengths:
             if length not in LENGTHS:
                 raise ConfigError("dataset.lengths", length, "is not a length of dataset=mini", allowed=LENGTHS)
+        single = [task for task in self.names if task not in SEVERAL]
+        if self.turns != "separate" and single:
+            raise ConfigError(
+                "dataset.turns", self.turns, f"has no effect on {single[0]}, which asks one question", allowed=SEVERAL
+            )
 
     def fits(self, config: Setup) -> None:
         """Raise ConfigError if a length cannot fit into ``model.max_length``.
@@ -223,7 +236,7 @@ class Mini(Task):
             stop=("\n",),
             truncation="refuse",
             target=question.continuation,
-            work=_work(draft, document),
+            work=_work(draft, document, self.turns),
             meta={**_asked(question, document), **draft.meta},
         )
 
@@ -236,6 +249,7 @@ class Mini(Task):
             "lengths": list(self.lengths),
             "seed": self.seed,
             "tokenizer": tokenizer_fingerprint(),
+            **({} if self.turns == "separate" else {"turns": self.turns}),
         }
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
@@ -246,9 +260,17 @@ class Mini(Task):
         """See :meth:`Task.score_questions`.
 
         For tasks with :attr:`kvbench.tasks.mini.task.MiniTask.all_right`, ``score`` is ``all``, and ``questions``
-        is the mean.
+        is the mean. In a conversation ``score`` is always the mean, and ``first`` and ``last`` are those of its first
+        and last turn.
         """
         scores = super().score_questions(sample, predictions)
+        if self.turns != "separate":
+            assert isinstance(sample.work, AskQuestions)
+            ends = {}
+            for name, index in (("first", 0), ("last", -1)):
+                turn = sample.work.questions[index]
+                ends[name] = _score_entry(sample.task, predictions[index], turn.answer, turn.meta)["score"]
+            return {**scores, **ends}
         if not TASKS[sample.task].all_right:
             return scores
         return {"score": scores["all"], "questions": scores["score"], "all": scores["all"]}
@@ -259,7 +281,7 @@ def _score_entry(task: str, prediction: str, answer: str, meta: Mapping[str, Any
     return SCORERS[TASKS[task].scorer](lines[0], answer, meta)
 
 
-def _work(draft: Draft, document: ComposedPrompts) -> Work:
+def _work(draft: Draft, document: ComposedPrompts, turns: Turns) -> Work:
     """Return the kind of work: several questions on one cache if the sample has several, else plain generation."""
     if len(draft.questions) == 1:
         return Generate()
@@ -267,7 +289,7 @@ def _work(draft: Draft, document: ComposedPrompts) -> Work:
         Asked(tail, question.answer.strip(), question.query, question.continuation, _asked(question, document))
         for question, tail in zip(draft.questions, document.tails, strict=True)
     )
-    return AskQuestions(len(document.text), tuple(questions))
+    return AskQuestions(len(document.text), tuple(questions), turns)
 
 
 def _asked(question: DraftQuestion, document: ComposedPrompts) -> dict[str, Any]:

@@ -1,0 +1,147 @@
+r"""Scores of long answers and of long-context data sets, by the rules of the data sets' authors.
+
+The rules are those of lighteval 3fd15266 and of vLLM's studies (AIME), lighteval with math-verify 0.9.0 (MATH-500),
+openai/simple-evals ee3b031 (GPQA), THUDM/LongBench 2e00731 (LongBench v2), the README of openai/mrcr at 204b0d4e (MRCR)
+and LiveCodeBench 9af8fc86 (output prediction). Where a rule would run code of the model (`eval` in LiveCodeBench), only
+literals are read here.
+
+A reasoning model's thinking is removed first (:func:`without_thinking`).
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import re
+from collections.abc import Callable, Sequence
+
+from kvbench.metrics import math_check
+
+_END_OF_THINKING, _THINKING = "</think>", "<think>"
+_ANSWER_LINE = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
+_CORRECT_ANSWER = (re.compile(r"The correct answer is \(([A-D])\)"), re.compile(r"The correct answer is ([A-D])"))
+
+
+def without_thinking(text: str) -> str:
+    """Return an answer without the thinking before it: the text after the last ``</think>`` and its line feeds.
+
+    It is empty if the thinking was cut, so that ``<think>`` is never closed. A text without these marks is unchanged.
+    """
+    _, mark, rest = text.rpartition(_END_OF_THINKING)
+    if mark:
+        return rest.lstrip("\n")
+    return "" if text.lstrip().startswith(_THINKING) else text
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return the content of the last ``\boxed{...}`` whose braces are balanced; None if there is none."""
+    for start in (match.end() for match in reversed(list(re.finditer(r"\\boxed\s*\{", text)))):
+        depth = 1
+        for place in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if not depth:
+                return text[start:place]
+    return None
+
+
+def integer(text: str) -> int | None:
+    r"""Return the integer that a text consists of, without LaTeX's spaces and separators; None for anything else."""
+    plain = re.sub(r"\\[,;:! ]|[\s$,]|\{,\}", "", text)
+    return int(plain) if re.fullmatch(r"[+-]?[0-9]{1,100}", plain) else None
+
+
+def score_aime(prediction: str, gold: str) -> dict[str, float]:
+    r"""Score an answer by the integer in its last ``\boxed{}``; leading zeros do not count."""
+    boxed = last_boxed(prediction)
+    given = None if boxed is None else integer(boxed)
+    return {"score": float(given is not None and given == integer(gold))}
+
+
+def score_math(prediction: str, gold: str) -> dict[str, float]:
+    """Score a mathematical answer by math-verify; ``unchecked`` is 1 for one that it did not decide, which is wrong."""
+    verdict = math_check.math_verdict(gold, prediction)
+    return {"score": float(verdict == "right"), "unchecked": float(verdict not in ("right", "wrong"))}
+
+
+def score_gpqa(prediction: str, gold: str) -> dict[str, float]:
+    """Score an answer by the letter in its first ``Answer: X``, as in simple-evals."""
+    match = _ANSWER_LINE.search(prediction)
+    return {"score": float(match is not None and match[1].upper() == gold)}
+
+
+def score_longbench_v2(prediction: str, gold: str) -> dict[str, float]:
+    """Score an answer by the letter after "The correct answer is", as in LongBench v2.
+
+    ``compensated`` counts an answer without a letter as the guess that it replaces, .25.
+    """
+    text = prediction.replace("*", "")
+    match = next((found for pattern in _CORRECT_ANSWER if (found := pattern.search(text))), None)
+    score = float(match is not None and match[1] == gold)
+    return {"score": score, "compensated": 0.25 if match is None else score}
+
+
+def score_mrcr(prediction: str, gold: str, prefix: str) -> dict[str, float]:
+    """Score a repeated message by its similarity (difflib) to the right one, as in MRCR.
+
+    The score is 0 unless the answer begins with `prefix`, which is removed from both texts. Spaces before it count.
+    """
+    if not prediction.startswith(prefix):
+        return {"score": 0.0}
+    texts = prediction.removeprefix(prefix), gold.removeprefix(prefix)
+    return {"score": difflib.SequenceMatcher(None, *texts).ratio()}
+
+
+def predicted_output(prediction: str) -> str:
+    """Return the test case in an answer, as LiveCodeBench extracts it: the last line that begins with ``assert``.
+
+    Without such a line it is the content of the first code block, of Python if there is one; empty if there is none.
+    """
+    lines = prediction.split("\n")
+    asserting = [line for line in lines if line.startswith("assert")]
+    if asserting:
+        return asserting[-1]
+    fences = [number for number, line in enumerate(lines) if "```" in line]
+    python = [number for number in fences if "```python" in lines[number] or "```Python" in lines[number]]
+    fences = [number for number in fences if not python or number >= python[0]]
+    return "\n".join(lines[fences[0] + 1 : fences[1]]) if len(fences) > 1 else ""
+
+
+def score_livecodebench(prediction: str, gold: str) -> dict[str, float]:
+    """Score the predicted output of a function call: right if its literal equals the expected JSON value.
+
+    The authors evaluate the text as code. Here only literals are read, so ``2 * 3`` or ``float("inf")`` are wrong.
+    """
+    case = predicted_output(prediction)
+    if len(case.splitlines()) > 1:
+        case = next((row for row in case.splitlines() if "assert" in row and not row.startswith("#")), case)
+    case = case.strip()
+    try:
+        value = _asserted(case) if "assert" in case else ast.literal_eval(case)
+        return {"score": float(value == json.loads(gold))}
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return {"score": 0.0}
+
+
+def _asserted(case: str) -> object:
+    """Return the literal on the right of the first ``==`` of an assertion. Raises ValueError if there is none."""
+    body = ast.parse(case).body
+    test = body[0].test if body and isinstance(body[0], ast.Assert) else None
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
+        raise ValueError("not an assertion of equality")
+    return ast.literal_eval(test.comparators[0])
+
+
+_SCORERS: dict[str, Callable[[str, str], dict[str, float]]] = {
+    "aime": score_aime,
+    "math": score_math,
+    "gpqa": score_gpqa,
+    "longbench_v2": score_longbench_v2,
+    "livecodebench": score_livecodebench,
+}
+
+
+def score_reasoning(metric: str, prediction: str, answers: Sequence[str]) -> dict[str, float] | None:
+    """Score an answer, without its thinking, by the rule `metric`; None if there is no rule of that name here."""
+    scorer = _SCORERS.get(metric)
+    return None if scorer is None else scorer(without_thinking(prediction), answers[0])

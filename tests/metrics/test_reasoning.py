@@ -1,0 +1,166 @@
+"""Scores of long answers: the authors' own results where their code was run, else their stated rules."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvbench.metrics import math_check
+from kvbench.metrics.reasoning import (
+    integer,
+    last_boxed,
+    predicted_output,
+    score_aime,
+    score_gpqa,
+    score_livecodebench,
+    score_longbench_v2,
+    score_mrcr,
+    score_reasoning,
+    without_thinking,
+)
+from kvbench.metrics.text import loops
+from tests.data_support import golden
+
+#: code that the authors evaluate; a literal is wanted here
+EVALUATED = "assert f() == 10**9 + 7"
+
+
+def test_livecodebench_scores_as_its_authors_do_but_for_code() -> None:
+    cases = golden("livecodebench_output.json")["cases"]
+    assert len(cases) > 40 and {case["right"] for case in cases} == {True, False}
+    for case in cases:
+        assert predicted_output(case["answer"]) == case["extracted"], case
+        right = case["right"] and case["answer"] != EVALUATED
+        assert score_livecodebench(case["answer"], case["expected"]) == {"score": float(right)}, case
+
+
+@pytest.mark.parametrize(
+    "deep", ["assert f() == " + "[" * 5000 + "]" * 5000, "assert f() == __import__('os')", "assert"]
+)
+def test_answers_of_livecodebench_are_never_run(deep: str) -> None:
+    assert score_livecodebench(deep, "1") == {"score": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("a", "a"),
+        ("<think>a</think>\n\nb", "b"),
+        ("a</think>b</think>c", "c"),
+        (" <think>a", ""),
+        ("say <think>", "say <think>"),
+    ],
+)
+def test_thinking_is_removed(text: str, rest: str) -> None:
+    assert without_thinking(text) == rest
+
+
+@pytest.mark.parametrize(
+    ("text", "boxed"),
+    [
+        (r"\boxed{5}, no: \boxed{6}", "6"),
+        (r"\boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed {7}", "7"),
+        (r"\boxed{5} and \boxed{6", "5"),
+        (r"\boxed 5", None),
+        (r"boxed{5}", None),
+        ("", None),
+    ],
+)
+def test_the_last_balanced_box_counts(text: str, boxed: str | None) -> None:
+    assert last_boxed(text) == boxed
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("073", 73), (" 1,000 ", 1000), (r"1{,}000", 1000), (r"1\,000", 1000), ("$12$", 12), ("-3", -3), ("7.0", None)]
+    + [("", None), ("x = 3", None), ("三", None), ("9" * 5000, None)],
+)
+def test_integers(text: str, value: int | None) -> None:
+    assert integer(text) == value
+
+
+def test_aime_compares_integers() -> None:
+    assert score_aime(r"so \boxed{073}", "73") == {"score": 1.0}
+    assert score_aime(r"\boxed{73}, or \boxed{74}", "73") == {"score": 0.0}
+    assert score_aime("73", "73") == score_aime(r"\boxed{x}", "73") == {"score": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "score"),
+    [
+        ("Answer: B", "B", 1.0),
+        ("answer:  $b$", "B", 1.0),
+        ("Answer: A\nAnswer: B", "B", 0.0),  # the first one
+        ("Answer:\nB", "B", 0.0),  # a letter on the next line is missed
+        ("**Answer: B**", "B", 1.0),
+        ("The answer is B", "B", 0.0),
+    ],
+)
+def test_gpqa_reads_the_first_answer_line(answer: str, gold: str, score: float) -> None:
+    assert score_gpqa(answer, gold) == {"score": score}
+
+
+@pytest.mark.parametrize(
+    ("answer", "scores"),
+    [
+        ("The correct answer is (B).", (1.0, 1.0)),
+        ("**The correct answer is** B", (1.0, 1.0)),
+        ("The correct answer is C. The correct answer is (B)", (1.0, 1.0)),  # brackets come first
+        ("The correct answer is (A)", (0.0, 0.0)),
+        ("the correct answer is (B)", (0.0, 0.25)),
+        ("B", (0.0, 0.25)),
+    ],
+)
+def test_longbench_v2_wants_the_whole_sentence(answer: str, scores: tuple[float, float]) -> None:
+    assert tuple(score_longbench_v2(answer, "B").values()) == scores
+
+
+def test_mrcr_is_a_similarity_after_the_prefix() -> None:
+    assert score_mrcr("xYz1A poem", "xYz1A poem", "xYz1") == {"score": 1.0}
+    assert (
+        score_mrcr("\nxYz1A poem", "xYz1A poem", "xYz1") == score_mrcr("A poem", "xYz1A poem", "xYz1") == {"score": 0}
+    )
+    assert score_mrcr("xYz1abcd", "xYz1bcde", "xYz1") == {"score": 0.75}  # 2 * 3 / 8
+
+
+def test_rules_by_name_take_an_answer_without_its_thinking() -> None:
+    assert score_reasoning("gpqa", "<think>Answer: A</think>Answer: B", ["B"]) == {"score": 1.0}
+    assert score_reasoning("f1", "a", ["a"]) is None
+
+
+def test_loops() -> None:
+    draw = random.Random(0)
+    text = "".join(chr(97 + draw.randrange(26)) for _ in range(3000))
+    assert not loops(text) and not loops("") and not loops("wait, " * 85)
+    assert loops(text + "wait, " * 86) and loops("wait, " * 200 + "wa")
+    assert not loops(text + "wait, " * 200 + "but no.")
+    assert loops(text + 4 * text[:256]) and not loops(text + 4 * text[:257]) and not loops(text + 3 * text[:200])
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [
+        (r"\frac{1}{2}", r"\boxed{0.5}", "right"),
+        (r"2\sqrt{113}", r"ANSWER: $2\sqrt{113}$", "right"),
+        (r"2\sqrt{113}", r"\boxed{2}", "wrong"),
+        ("1{,}000", r"\boxed{1000}", "right"),
+        ("6", r"\boxed{5}, wait \boxed{6}", "wrong"),  # as published: both boxes are one set
+        (r"10\%", r"\boxed{0.1}", "wrong"),  # with antlr 4.9; right with 4.13
+        ("p - q", r"$\boxed{p-q}$", "right"),
+        ("", r"\boxed{5}", "failed"),
+    ],
+)
+def test_mathematical_answers(gold: str, answer: str, right: str) -> None:
+    pytest.importorskip("math_verify")
+    assert math_check.math_verdict(gold, answer, 60.0) == right
+
+
+def test_an_answer_that_takes_too_long_is_wrong_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("math_verify")
+    assert math_check.math_verdict("5", r"\boxed{5}", 60.0) == "right"
+    process = math_check._running
+    monkeypatch.setattr(math_check, "math_verdict", lambda *texts: process.compare(*texts, 0.05))
+    assert score_reasoning("math", "$10^{10^{10^{10}}}$", ["5"]) == {"score": 0.0, "unchecked": 1.0}
+    assert process.ended and process.compare("5", "5", 1.0) == "failed"

@@ -1,0 +1,306 @@
+"""Data sets of long answers: generated records in each layout, prompts, several answers, refusals, private sets."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvbench.errors import ConfigError, DataError
+from kvbench.models.load import byte_tokenizer
+from kvbench.results.samples import sealed, unsealed
+from kvbench.runner.prompting import encode_prompt, wrapper
+from kvbench.runner.remarks import shown_excerpts
+from kvbench.runner.rows import head
+from kvbench.runner.run import answer_run
+from kvbench.runner.session import Session
+from kvbench.tasks import load
+from kvbench.util.confdir import group_options
+from tests.endpoint.serving import of_endpoint, serving
+from tests.run_files import on_disk, store_of
+from tests.run_support import config
+
+MESSAGES = [
+    ("user", "Write a poem about tapirs."),
+    ("assistant", "Round and quiet."),
+    ("user", "Prepend x9 to the 1st."),
+]
+
+
+def mrcr(characters: int, needles: int = 2) -> dict[str, Any]:
+    turns = [{"role": role, "content": text} for role, text in MESSAGES]
+    texts = {"prompt": json.dumps(turns), "answer": "x9Round and quiet.", "random_string_to_prepend": "x9"}
+    return {**texts, "n_needles": needles, "n_chars": characters, "total_messages": 3, "desired_msg_index": 1}
+
+
+def question(number: int) -> dict[str, Any]:
+    letters = {f"choice_{letter}": f" {letter.lower()}{number} " for letter in "ABCD"}
+    kinds = {"difficulty": ("easy", "hard")[number % 2], "length": ("short", "medium", "long")[number % 3]}
+    return {"_id": str(number), "question": f"Why {number}? ", "answer": "B", "context": " Once. ", **letters, **kinds}
+
+
+def expert(number: int) -> dict[str, str]:
+    wrong = {f"Incorrect Answer {n}": f"wrong {n} of {number}" for n in (1, 2, 3)}
+    return {"Question": f"Quagmirosaurus number {number}?", "Correct Answer": f"right of {number}", **wrong}
+
+
+CASE = json.dumps([{"input": "[1, 2]\n3", "output": "[1, 2, 3]", "testtype": "functional"}])
+RECORDS: dict[str, list[dict[str, Any]]] = {
+    "aime2025": [{"id": n, "problem": f"Find {n}.", "answer": str(n), "solution": "", "url": ""} for n in range(3)],
+    "aime2026": [{"problem_idx": n, "answer": n, "problem": f"Find ${n}$."} for n in range(3)],
+    "math500": [{"problem": f"Halve {n}.", "solution": "", "answer": rf"\frac{{{n}}}{{2}}"} for n in range(3)],
+    "gpqa_diamond": [expert(n) for n in range(6)],
+    "longbench_v2": [question(n) for n in range(6)],
+    "livecodebench": [
+        {"question_content": "Join.", "starter_code": "def f(a, b):", "function_name": "f", "test": CASE, "test_id": n}
+        for n in range(3)
+    ],
+    "mrcr": [mrcr(30_000), mrcr(30_001), mrcr(30_000, 4), mrcr(60_000), mrcr(10_000), mrcr(39_000)],
+}
+
+
+def written(folder: Path, name: str, form: str = "jsonl", records: list[Any] | None = None) -> str:
+    records = RECORDS[name] if records is None else records
+    split = yaml.safe_load(group_options("dataset")[name].read_text())["split"]
+    path = folder / f"{split}.{form}"
+    if form == "csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            rows = csv.DictWriter(file, list(records[0]))
+            rows.writeheader()
+            rows.writerows(records)
+    elif form == "parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    return str(folder)
+
+
+def options(folder: Path, name: str, records: list[Any] | None = None, form: str = "jsonl", **more: Any) -> Any:
+    chosen = yaml.safe_load(group_options("dataset")[name].read_text())
+    return {**chosen, "path": written(folder, name, form, records), **more}
+
+
+def task(folder: Path, name: str, records: list[Any] | None = None, **more: Any) -> Any:
+    return load(options(folder, name, records, **more))
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_all_layouts_of_a_set_are_the_same_data(tmp_path: Path, name: str) -> None:
+    made = []
+    for form in ("jsonl", "parquet", *(() if name == "mrcr" else ("csv",))):  # MRCR's numbers are no texts
+        (folder := tmp_path / form).mkdir()
+        data_set = task(folder, name, form=form)
+        made.append((data_set.identity(), [sample.prompt for sample in data_set.samples()]))
+    assert all(one == made[0] for one in made) and all(made[0][1])
+    assert made[0][0]["repeats"] == 1
+
+
+def test_prompts_of_mathematics_are_lightevals(tmp_path: Path) -> None:
+    first = next(iter(task(tmp_path, "aime2025").samples()))
+    assert first.prompt.startswith("\nSolve the following math problem efficiently and clearly.  The last line of your")
+    assert r"the final answer is: $\boxed{ANSWER}$. I hope it is correct' (without quotes)" in first.prompt
+    assert first.prompt.endswith("Think step by step before answering.\n\nFind 0.\n")
+    assert (first.answers, first.stop, first.max_new_tokens, first.truncation) == (("0",), (), 32768, "refuse")
+    second = next(iter(task(tmp_path, "math500").samples()))
+    assert '\n"ANSWER: $ANSWER" (without quotes) where $ANSWER is the final answer.' in second.prompt
+    with pytest.raises(DataError, match=r"field 'answer' is '1/2'; expected an integer"):
+        list(task(tmp_path, "aime2025", [{"problem": "p", "answer": "1/2"}]).samples())
+
+
+def test_longbench_v2_has_the_official_template_and_scores_by_kind(tmp_path: Path) -> None:
+    template = yaml.safe_load(group_options("dataset")["longbench_v2"].read_text())["template"]
+    official = template.replace("{context}", "$DOC$").replace("{question}", "$Q$")
+    for letter in "ABCD":
+        official = official.replace(f"{{choice_{letter}}}", f"$C_{letter}$")
+    assert hashlib.sha256(official.encode()).hexdigest()[:16] == "68a162252bc9ff71"
+    data_set = task(tmp_path, "longbench_v2")
+    first, second, *_ = data_set.samples()
+    assert "<text>\nOnce.\n</text>" in first.prompt and "question: Why 0?\nChoices:\n(A) a0\n(B) b0\n" in first.prompt
+    assert first.prompt[slice(*first.context_span)] == "Once." and first.query == "Why 0?"
+    assert (first.truncation, first.rules.limit, first.max_new_tokens) == ("longbench", 120_000, 128)
+    assert data_set.score(second, "The correct answer is (B)") == dict.fromkeys(
+        ("score", "compensated", "hard", "medium"), 1.0
+    )
+    with pytest.raises(DataError, match="field 'length' is 'tiny'; expected short or medium or long"):
+        list(task(tmp_path, "longbench_v2", [{**question(0), "length": "tiny"}]).samples())
+
+
+def test_livecodebench_asks_for_an_assertion(tmp_path: Path) -> None:
+    first = next(iter(task(tmp_path, "livecodebench").samples()))
+    assert first.prompt == (
+        "Problem:\nJoin.Function:\n```\ndef f(a, b):\n```\nPlease complete the following test case:\n\n"
+        "```\nassert f([1, 2], 3) == # TODO\n```\n"
+    )
+    assert first.answers == ("[1, 2, 3]",) and first.rules.system.startswith("You are a helpful programming assistant")
+    broken = {**RECORDS["livecodebench"][0], "test": "[]"}
+    with pytest.raises(DataError, match="field 'test' is not a JSON list"):
+        list(task(tmp_path, "livecodebench", [broken]).samples())
+
+
+def test_mrcr_has_bins_and_turns(tmp_path: Path) -> None:
+    data_set = task(tmp_path, "mrcr")
+    samples = list(data_set.samples())
+    assert [sample.score_key for sample in samples] == ["mrcr_2needle@8192", "mrcr_2needle@16384"] + [
+        "mrcr_2needle@8192"
+    ] * 2
+    assert samples[0].rules.history == tuple(MESSAGES[:2]) and samples[0].prompt == MESSAGES[2][1]
+    assert data_set.score(samples[0], "x9Round and quiet.") == {"score": 1.0}
+    assert [sample.length for sample in task(tmp_path, "mrcr", limit=2).samples()] == [8192, 16384]
+    other = [{**mrcr(30_000), "prompt": json.dumps([{"role": "user", "content": "Hm."}])}]
+    assert task(tmp_path, "mrcr", other).identity() != task(tmp_path, "mrcr", [mrcr(30_000)]).identity()
+    with pytest.raises(DataError, match="none of 1 records has 8 needles"):
+        list(task(tmp_path, "mrcr", [mrcr(30_000)], needles=8).samples())
+    for key, value in {"needles": 3, "lengths": [9000]}.items():
+        with pytest.raises(ConfigError, match=f"dataset.{key}"):
+            task(tmp_path, "mrcr", **{key: value})
+
+
+def test_turns_go_through_the_template_or_become_paragraphs() -> None:
+    class Chat:
+        chat_template = "yes"
+
+        def apply_chat_template(self, turns: Any, **options: Any) -> str:
+            return "".join(f"<{turn['role']}>{turn['content']}" for turn in turns) + "<assistant>"
+
+    history = MESSAGES[:2]
+    before, after, special = wrapper("template", Chat(), "S", history)
+    assert before == f"<system>S<user>{MESSAGES[0][1]}<assistant>{MESSAGES[1][1]}<user>"
+    assert (after, special) == ("<assistant>", False)
+    assert wrapper("none", None, None, history)[0] == f"User: {MESSAGES[0][1]}\n\nAssistant: {MESSAGES[1][1]}\n\nUser: "
+    with pytest.raises(Exception, match="has a place for one turn"):
+        wrapper("Q: {prompt}", None, None, history)
+
+
+def test_gpqa_has_the_orders_of_simple_evals_and_no_text_in_the_open(tmp_path: Path) -> None:
+    data_set = task(tmp_path, "gpqa_diamond", form="csv", repeats=2)
+    samples = list(data_set.samples())
+    draw = random.Random(0)
+    for number, sample in enumerate(samples):
+        record, order = expert(number % 6), draw.sample(range(4), 4)
+        texts = [list(record.values())[1 + place] for place in order]
+        lines = [f"{letter}) {text}" for letter, text in zip("ABCD", texts, strict=True)]
+        assert sample.prompt.endswith(f"before answering.\n\n{record['Question']}\n\n" + "\n".join(lines))
+        assert sample.private and texts["ABCD".index(sample.answers[0])] == record["Correct Answer"]
+        assert data_set.score(sample, f"Answer: {sample.answers[0]}") == {"score": 1.0}
+    assert [sample.problem for sample in samples] == 2 * [f"gpqa_diamond/{number}" for number in range(6)]
+    row = head(samples[0], 1, "eos", prediction=f"It asks: {samples[0].prompt}")
+    shown = json.dumps([row, shown_excerpts(samples[0]), data_set.identity(), data_set.notes()])
+    assert "Quagmirosaurus" not in shown and "withheld" in shown
+    assert unsealed(row["prediction"]) == f"It asks: {samples[0].prompt}"
+    with pytest.raises(DataError) as error:
+        list(task(tmp_path, "gpqa_diamond", [{**expert(0), "Correct Answer": " "}], form="csv").samples())
+    assert "Quagmirosaurus" not in str(error.value) and "no text in the field 'Correct Answer'" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "é\ud83d", "sealed:", "a" * 10_000])
+def test_seals_are_undone(text: str) -> None:
+    assert unsealed(sealed(text)) == text and (not text or text not in sealed(text).removeprefix("sealed:"))
+    assert unsealed(text) == text
+
+
+SAMPLER = {"temperature": 1.0, "top_p": 0.95, "top_k": 20}
+
+
+def run(folder: Path, name: str, method: str = "kivi", **more: Any) -> dict[str, Any]:
+    made = config(folder / "runs", method, decoding=SAMPLER, model={"max_length": 2048})
+    made["dataset"] = options(folder, name, max_new_tokens=5, **more)
+    return made
+
+
+def test_each_of_several_answers_is_resumed_and_none_doubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = run(tmp_path, "aime2025", repeats=3)
+    rows, calls = Session.rows, []
+
+    def interrupted(session: Any, batch: Any) -> Any:
+        calls.append(batch[0].id)
+        if len(calls) % 5 == 0:
+            raise KeyboardInterrupt
+        return rows(session, batch)
+
+    monkeypatch.setattr(Session, "rows", interrupted)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            answer_run(made)
+    metrics = answer_run(made)
+    stored = store_of(metrics).samples().rows
+    lines = (Path(metrics["run_dir"]) / "samples.jsonl").read_bytes().splitlines()
+    assert len(lines) == len(stored) == 9 and metrics["status"] == "ok"
+    assert {row["problem"] for row in stored.values()} == {f"aime2025/{n}" for n in range(3)}
+    assert len({tuple(row["tokens"]) for row in stored.values()}) == 9
+    entry = on_disk(metrics)["scores"]["aime2025"]
+    assert (entry["n"], entry["answers"], entry["variants"]["cut"]["score"]) == (3, 9, 1.0)
+    assert stored["aime2025/0~2"]["sampler"] == {**SAMPLER, "system": None}
+    whole = run(tmp_path, "aime2025", repeats=3)
+    whole["runtime"]["results_dir"] = str(tmp_path / "other")
+    monkeypatch.setattr(Session, "rows", rows)
+    other = store_of(answer_run(whole)).samples().rows
+    assert {name: row["tokens"] for name, row in other.items()} == {name: row["tokens"] for name, row in stored.items()}
+    assert answer_run(run(tmp_path, "aime2025", repeats=2))["run_id"] != metrics["run_id"]
+
+
+def test_a_private_run_leaves_no_question_on_disk(tmp_path: Path) -> None:
+    metrics = answer_run(run(tmp_path, "gpqa_diamond", limit=2))
+    rows = store_of(metrics).samples().rows.values()
+    assert len(rows) == 2 and all(row["prediction"].startswith("sealed:") for row in rows)
+    for file in (tmp_path / "runs").rglob("*"):
+        assert file.is_dir() or b"Quagmirosaurus" not in file.read_bytes(), file
+    answer_run(run(tmp_path, "gpqa_diamond", limit=2))  # nothing to do, and nothing scored anew
+
+
+def test_several_answers_of_a_server(tmp_path: Path) -> None:
+    made = of_endpoint(tmp_path / "runs")
+    made["dataset"] = options(tmp_path, "gpqa_diamond", max_new_tokens=8, repeats=2, limit=2, system="Be brief.")
+    made["decoding"] = SAMPLER
+    log = tmp_path / "requests"
+    with serving(log=str(log), tokens=6) as url:
+        made["model"]["urls"] = [url]
+        metrics = answer_run(made)
+    requests = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {request["top_k"] for request in requests} == {20}
+    assert len({request["seed"] for request in requests}) == len(requests) == 4
+    rows = store_of(metrics).samples().rows
+    assert rows["gpqa_diamond/1~1"]["problem"] == "gpqa_diamond/1"
+    for row in rows.values():
+        assert row["prediction"].startswith("sealed:") and row["sampler"] == {**SAMPLER, "system": "Be brief."}
+        assert (row["scores"]["cut"], row["scores"]["looping"]) == (0.0, 0.0)
+    entry = metrics["scores"]["gpqa_diamond"]
+    assert (entry["n"], entry["answers"]) == (2, 4)
+
+
+def test_mrcr_runs_with_its_turns_as_the_prompt(tmp_path: Path) -> None:
+    data_set = task(tmp_path, "mrcr")
+    made = run(tmp_path, "mrcr", lengths=[8192])
+    made["model"]["max_length"] = 8192
+    made["model"]["architecture"]["max_position_embeddings"] = 8192
+    metrics = answer_run(made)
+    assert metrics["status"] == "ok" and list(metrics["scores"]) == ["mrcr_2needle@8192"]
+    sample = next(iter(data_set.samples()))
+    ids = encode_prompt(sample, byte_tokenizer()).ids
+    row = store_of(metrics).samples().rows[sample.id]
+    assert row["prompt_tokens"] == len(ids) > sum(len(text) for _, text in MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "key"),
+    [
+        ("aime2025", {"repeats": 2}, "dataset.repeats"),
+        ("aime2025", {"max_new_tokens": 4096}, "dataset.max_new_tokens"),
+        ("aime2025", {"shots": 1}, "dataset.shots"),
+        ("longbench_v2", {}, "dataset.prompt_limit"),
+        ("mrcr", {"max_new_tokens": 5}, "dataset.lengths"),
+    ],
+)
+def test_what_a_model_cannot_take_is_refused(tmp_path: Path, name: str, more: dict[str, Any], key: str) -> None:
+    made = config(tmp_path, model={"max_length": 2048})
+    made["dataset"] = options(tmp_path, name, **{"max_new_tokens": 5, **more})
+    with pytest.raises(ConfigError, match=key):
+        answer_run(made)
