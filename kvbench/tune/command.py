@@ -103,10 +103,11 @@ def read_recipe(path: Path) -> list[str]:
 
 def composed_config(words: Sequence[str], count: int) -> RunConfig:
     """Return the checked configuration of overrides, completed by :data:`DATA`, with `count` windows or prompts."""
-    given = {word.partition("=")[0] for word in words}
-    texts = [*(text for text in DATA if text.partition("=")[0] not in given), *words]
-    if "dataset.limit" not in given:
-        texts.append(f"dataset.limit={count}")
+    given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
+    texts = [text for text in (*DATA, f"dataset.limit={count}") if text.partition("=")[0] not in given]
+    if not given.get("dataset", "fidelity").startswith("fidelity"):  # refused later, by what it is
+        texts = [text for text in texts if not text.startswith("dataset.")]
+    texts += words
     composer = Composer()
     composer.check(texts)
     return composer.configuration(texts)

@@ -52,17 +52,17 @@ def adaptive(aim: Aim, budget: int, seed: int) -> Search:
     known: dict[Recipe, Scored] = {}
     estimates = yield from _estimated(space, budget, known)
     belief = Belief(space, estimates)
-    starts = _start_points(aim, belief)
+    starts = iter(_start_points(aim, belief))
+    random = islice(random_recipes(aim, rng), 50 * budget)
     for number in range(budget - len(known)):
         belief.learn(_comparable(space, known))
-        recipe: Recipe | None = None
-        if number < len(starts):
-            recipe = starts[number]
-        elif (number + 1) % FREE:
-            recipe = _proposed(aim, belief, known, rng)
-        if recipe is None or recipe in known:
-            recipe = trials.free(rng, known)
-        if recipe is None:  # every recipe under the budget has been evaluated
+        sources = [lambda: _proposed(aim, belief, known, rng), lambda: trials.free(rng, known)]
+        if number % FREE == FREE - 1:
+            sources.reverse()
+        recipe = next((one for one in starts if one not in known), None)
+        for source in (*sources, lambda: next((one for one in random if one not in known), None)):
+            recipe = recipe or source()
+        if recipe is None:  # every recipe under the budget has been evaluated, or nearly
             return
         trial = trials.ask(recipe)
         scored = known[recipe] = yield recipe, False

@@ -57,7 +57,7 @@ class Tuning:
         if len(samples) < windows + held_out:
             raise DataError(
                 f"{config.dataset['name']}: there are {len(samples)} windows or prompts, and --windows {windows} "
-                f"--held-out {held_out} need {windows + held_out}.\n  hint: dataset.per_document=null, or fewer windows"
+                f"--held-out {held_out} need {windows + held_out}.\n  hint: use --windows with a smaller number"
             )
         parts = [samples[:windows], samples[windows:]]
         self.evaluators = [Evaluator(config, loaded, part, size) for part in parts if part]

@@ -167,8 +167,9 @@ def check_formats(names: Sequence[str]) -> None:
             near = nearest(name, [EXACT, *FORMATS])
             raise ConfigError("--formats", name, "is not a format", allowed=[EXACT, *FORMATS],
                               hint=f"did you mean '{near}'?" if near else "")  # fmt: skip
-    if not set(names) - {EXACT}:
-        raise ConfigError("--formats", " ".join(names), "names no format that packs", hint="--formats fp16 q8_0 iq4_nl")
+    if all(name == EXACT or FORMATS[name].octave for name in names):
+        problem = "names no packed format that keys and values can have apart"
+        raise ConfigError("--formats", " ".join(names), problem, hint="--formats fp16 q8_0 iq4_nl")
 
 
 def tied_layers(layers: int, count: int) -> tuple[int, ...]:
