@@ -166,15 +166,17 @@ class Evaluator:
         """
         windows = self.chunks[number]
         states = scored_states(self.loaded.model, self.cache(recipe, windows), windows.batch, windows.given)
-        compared = []
-        for base, own, target in zip(windows.base, states, windows.targets, strict=True):
-            compared.append(self.head.compare(base[: len(target)], own[: len(target)], target).positions.kld)
-        all_kl = np.concatenate(compared)
-        if not np.isfinite(all_kl).all():
+        # a state that is NaN would not show in every comparison
+        if not (torch.isfinite(states).all() and torch.isfinite(windows.base).all()):
             raise NonFiniteError(
-                f"the recipe {layer_map(recipe)} gives a KL divergence that is NaN or infinite.\n"
+                f"the recipe {layer_map(recipe)} gives a KL divergence that is NaN: a final hidden state is NaN or Inf.\n"
                 "  hint: set model.dtype=float32; if the error remains, leave its formats out of --formats"
             )
+        compared = [
+            self.head.compare(base[: len(target)], own[: len(target)], target).positions.kld
+            for base, own, target in zip(windows.base, states, windows.targets, strict=True)
+        ]
+        all_kl = np.concatenate(compared)
         top = np.sort(all_kl)[::-1][: self.kept]
         return ChunkScore(tuple(_rounded(x.mean()) for x in compared), tuple(map(_rounded, top)), len(all_kl))
 

@@ -56,7 +56,7 @@ class Tuning:
         samples = [sample for sample in config.task.samples() if not sample.warm_up][: windows + held_out]
         if len(samples) < windows + held_out:
             raise DataError(
-                f"{config.dataset['name']}: there are {len(samples)} windows or prompts, and --windows {windows} "
+                f"dataset: there are {len(samples)} windows or prompts, and --windows {windows} "
                 f"--held-out {held_out} need {windows + held_out}.\n  hint: use --windows with a smaller number"
             )
         parts = [samples[:windows], samples[windows:]]
@@ -141,7 +141,7 @@ def check_setting(config: RunConfig) -> None:
     if mode != "decode":
         raise ConfigError(
             "dataset",
-            config.dataset["name"],
+            config.dataset.get("name"),
             "is not one of fidelity, token by token",
             hint="dataset=fidelity dataset.over=NAME",
         )
