@@ -41,7 +41,7 @@ BUDGETS = (4.5, 5.4, 6.5)
 OURS = "adaptive"
 #: of the grid: formats, positions, windows, and of its replay: budget, evaluations and seeds
 GRID_FORMATS, GRID_TIE, GRID_WINDOWS = ("fp16", "q8_0", "q5_0", "iq4_nl"), 3, 4
-GRID_BITS, GRID_EVALUATIONS, SEEDS = 5.75, 30, 20
+GRID_BITS, GRID_EVALUATIONS, SEEDS = 6.5, 30, 20
 
 
 def tune_gates_parser() -> argparse.ArgumentParser:
@@ -67,6 +67,7 @@ def tune_gates_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, and return the exit status: 1 if a process failed."""
     arguments = tune_gates_parser().parse_args(argv)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.what == "one":
         _one(arguments)
         return 0
@@ -269,11 +270,12 @@ def replayed(grid: Mapping[str, Any], search: str, seed: int, evaluations: int =
 
 
 def replay_table(grid: Mapping[str, Any]) -> str:
-    """Return how often the adaptive search reaches more hypervolume than random recipes, as lines."""
+    """Return how often the adaptive search reaches more hypervolume than random recipes, or as much, as lines."""
     pairs = [(replayed(grid, OURS, seed), replayed(grid, "random", seed)) for seed in range(SEEDS)]
     won = sum(ours > other for ours, other in pairs)
     lines = [f"seed {seed}: {ours:.6g} adaptive, {other:.6g} random" for seed, (ours, other) in enumerate(pairs)]
-    return "\n".join([*lines, f"more hypervolume in {won} of {SEEDS}"])
+    equal = sum(ours == other for ours, other in pairs)
+    return "\n".join([*lines, f"more hypervolume in {won} of {SEEDS}, as much in {equal}"])
 
 
 if __name__ == "__main__":

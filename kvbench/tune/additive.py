@@ -145,6 +145,6 @@ class Belief:
         return float(sum(losses[i, self.space.forms.index(form)] for i, form in enumerate(recipe)))
 
 
-def spread(groups: Sequence[int], values: Sequence[float]) -> Floats:
+def divided(groups: Sequence[int], values: Sequence[float]) -> Floats:
     """Return the value of each position, where groups of consecutive positions share what was measured together."""
     return np.concatenate([np.full(count, value / count) for count, value in zip(groups, values, strict=True)])

@@ -169,7 +169,7 @@ class Evaluator:
         # a state that is NaN would not show in every comparison
         if not (torch.isfinite(states).all() and torch.isfinite(windows.base).all()):
             raise NonFiniteError(
-                f"the recipe {layer_map(recipe)} gives a KL divergence that is NaN: a final hidden state is NaN or Inf.\n"
+                f"the recipe {layer_map(recipe)} gives a KL divergence that is NaN: a final state is NaN or Inf.\n"
                 "  hint: set model.dtype=float32; if the error remains, leave its formats out of --formats"
             )
         compared = [

@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 
 from kvbench.methods.layer_map import EXACT
-from kvbench.tune.additive import SIDES, Belief, Floats, best_recipe, smallest_recipe, spread
+from kvbench.tune.additive import SIDES, Belief, Floats, best_recipe, divided, smallest_recipe
 from kvbench.tune.aim import Aim, Scored
 from kvbench.tune.space import Recipe, Space, form_of, tied_layers
 from kvbench.tune.trials import Trials
@@ -25,8 +25,8 @@ Ask = tuple[Recipe, bool]
 Search = Generator[Ask, Scored, None]
 #: one proposal in so many is a free suggestion of Optuna's sampler
 FREE = 6
-#: share of a draw's deviation from the mean that proposals have: with all of it, too many cells are explored
-TEMPERATURE = 0.5
+#: share of a draw's deviation from the mean that the last draw has; earlier ones have less, and stay near the best
+TEMPERATURE = 1.0
 #: draws of the belief in search of a recipe that has not been evaluated
 DRAWS = 24
 
@@ -55,7 +55,7 @@ def adaptive(aim: Aim, budget: int, seed: int) -> Search:
     starts = iter(_start_points(aim, belief))
     random = islice(random_recipes(aim, rng), 50 * budget)
     for number in range(budget - len(known)):
-        belief.learn(_comparable(space, known))
+        belief.learn(_comparable(space, known, tails=bool(number % 2) and aim.kl is None))
         sources = [lambda: _proposed(aim, belief, known, rng), lambda: trials.free(rng, known)]
         if number % FREE == FREE - 1:
             sources.reverse()
@@ -93,7 +93,7 @@ def _estimated(space: Space, budget: int, known: dict[Recipe, Scored]) -> Genera
             recipe = tuple(form if first <= i < first + count else EXACT for i in range(space.positions))
             known[recipe] = yield recipe, True
             alone.append(max(known[recipe].mean, 1e-12))
-        shares = spread(groups, alone) / sum(alone)
+        shares = divided(groups, alone) / sum(alone)
         reference = max(whole[sided(side, low, high)].mean - rest, 1e-12)
         for place, name in enumerate(packed):
             if name in space.single:
@@ -109,17 +109,24 @@ def _estimated(space: Space, budget: int, known: dict[Recipe, Scored]) -> Genera
     return estimates
 
 
-def _comparable(space: Space, known: Mapping[Recipe, Scored]) -> dict[Recipe, float]:
-    """Return the KL divergence of whole recipes; of stopped ones, scaled by what others have on the other windows."""
-    usable = {recipe: scored for recipe, scored in known.items() if set(recipe) <= set(space.forms)}
-    full = [scored for scored in usable.values() if not scored.stopped]
-    means = {}
-    for recipe, scored in usable.items():
-        count = len(scored.kl)
-        ratio = np.mean([one.mean / max(one.kl[:count].mean(), 1e-12) for one in full]) if scored.stopped else 1.0
-        means[recipe] = scored.mean * float(ratio)
+def _comparable(space: Space, known: Mapping[Recipe, Scored], tails: bool = False) -> dict[Recipe, float]:
+    """Return the KL divergence of whole recipes; of stopped ones, scaled by what others have on the other windows.
+
+    With `tails`, their 99 % are returned in place of the means, on the scale of these; stopped ones have none.
+    """
     # layers packed one at a time have given the estimates, and would count twice
-    return {recipe: mean for recipe, mean in means.items() if recipe.count(EXACT) < space.positions / 2}
+    usable = [one for one in known.values() if set(one.recipe) <= set(space.forms)]
+    usable = [one for one in usable if one.recipe.count(EXACT) < space.positions / 2]
+    full = [one for one in usable if not one.stopped]
+    if tails:
+        scale = sum(one.mean for one in full) / max(sum(one.p99 for one in full), 1e-12)
+        return {one.recipe: scale * one.p99 for one in full}
+    means = {one.recipe: one.mean for one in full}
+    for one in usable:
+        if one.stopped:
+            count = len(one.kl)
+            means[one.recipe] = one.mean * float(np.mean([f.mean / max(f.kl[:count].mean(), 1e-12) for f in full]))
+    return means
 
 
 def _start_points(aim: Aim, belief: Belief) -> list[Recipe]:
@@ -138,7 +145,8 @@ def _start_points(aim: Aim, belief: Belief) -> list[Recipe]:
 def _proposed(aim: Aim, belief: Belief, known: Mapping[Recipe, Scored], rng: np.random.Generator) -> Recipe | None:
     """Return the best recipe by the belief's mean, or by a draw if that one is known; None if all draws are known."""
     for number in range(DRAWS):
-        losses = belief.losses(None if not number else TEMPERATURE * rng.standard_normal(belief.estimates.size))
+        far = TEMPERATURE * number / DRAWS
+        losses = belief.losses(far * rng.standard_normal(belief.estimates.size) if number else None)
         if aim.kl is None:
             recipe = best_recipe(aim.space, losses, aim.capacity)
         else:
@@ -170,7 +178,7 @@ def greedy_kl(aim: Aim, budget: int, seed: int) -> Search:
             first = sum(groups[:number])
             scored = yield tuple(form if first <= i < first + count else EXACT for i in range(space.positions)), True
             alone.append(scored.mean)
-        losses[:, space.forms.index(form)] = spread(groups, alone)
+        losses[:, space.forms.index(form)] = divided(groups, alone)
     if aim.kl is None:
         if np.isfinite(np.min(losses.min(1))) and space.costs[np.isfinite(losses)].size:
             yield best_recipe(space, losses, aim.capacity), False

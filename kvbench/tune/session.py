@@ -24,7 +24,7 @@ from kvbench.runner import resolve, sources
 from kvbench.tune.aim import Aim, Scored, standard_error
 from kvbench.tune.measure import ChunkScore, Evaluator
 from kvbench.tune.space import Recipe, Space, layer_map, sides_of, tied_layers
-from kvbench.tune.store import Evaluations
+from kvbench.tune.evaluations import Evaluations
 
 
 class Tuning:

@@ -36,6 +36,7 @@ TABLE = {
     "endpoint/client.py": "runner/served",
     "errors.py": "",
     "fit/answer.py": "",
+    "tune/space.py": "",
     "report.py": "",
     "analysis/analyse.py": "",
     "attention/reference.py": "attention",

@@ -8,7 +8,7 @@ import pytest
 
 from kvbench.errors import KvbenchError
 from kvbench.tune.measure import ChunkScore
-from kvbench.tune.store import Evaluations
+from kvbench.tune.evaluations import Evaluations
 
 SCORE = ChunkScore((0.125, 3e-07), (0.5, 0.25), 30)
 HEADER = {"model": "toy", "texts": "abc"}
