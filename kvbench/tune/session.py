@@ -22,9 +22,9 @@ from kvbench.results.environment import cpu_name
 from kvbench.results.identity import run_id
 from kvbench.runner import resolve, sources
 from kvbench.tune.aim import Aim, Scored, standard_error
+from kvbench.tune.evaluations import Evaluations
 from kvbench.tune.measure import ChunkScore, Evaluator
 from kvbench.tune.space import Recipe, Space, layer_map, sides_of, tied_layers
-from kvbench.tune.evaluations import Evaluations
 
 
 class Tuning:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.errors import KvbenchError
-from kvbench.tune.measure import ChunkScore
 from kvbench.tune.evaluations import Evaluations
+from kvbench.tune.measure import ChunkScore
 
 SCORE = ChunkScore((0.125, 3e-07), (0.5, 0.25), 30)
 HEADER = {"model": "toy", "texts": "abc"}

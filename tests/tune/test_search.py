@@ -57,22 +57,21 @@ def test_greedy_kl_finds_the_best_recipe_where_losses_add_up(bits: float) -> Non
     assert best.mean == pytest.approx(exhaustive(aim, evaluate, forms).mean)
 
 
-@pytest.mark.parametrize("bits", [5.0, 6.5])
-def test_the_adaptive_search_comes_close_to_the_best_of_all_recipes(bits: float) -> None:
-    aim = Aim(space(3), bits)
+def test_the_adaptive_search_comes_close_to_the_best_of_all_recipes() -> None:
+    aim = Aim(space(3), 6.5)
     evaluate = additive_problem(aim, seed=1, cross=0.05)
-    best, scores = run_search(aim, "adaptive", 45, 0, evaluate)
+    best, scores = run_search(aim, "adaptive", 40, 0, evaluate)
     assert best is not None
-    assert len(scores) <= 45
+    assert len(scores) <= 40
     assert best.mean <= 1.02 * exhaustive(aim, evaluate, aim.space.forms).mean
-    others = [run_search(aim, name, 45, 0, evaluate)[0] for name in SEARCHES]
-    assert best.mean <= min(other.mean for other in others if other is not None)  # no ends fit into 5 bits
+    others = [run_search(aim, name, 40, 0, evaluate)[0] for name in SEARCHES if name != "adaptive"]
+    assert best.mean <= min(other.mean for other in others if other is not None)
 
 
 def test_the_same_seed_searches_the_same_recipes_and_another_one_others() -> None:
     aim = Aim(space(4), 5.4)
     evaluate = additive_problem(aim, cross=0.1)
-    runs = [[one.recipe for one in run_search(aim, "adaptive", 40, seed, evaluate)[1]] for seed in (0, 0, 1)]
+    runs = [[one.recipe for one in run_search(aim, "adaptive", 30, seed, evaluate)[1]] for seed in (0, 0, 1)]
     assert runs[0] == runs[1] != runs[2]
     assert len(set(runs[0])) == len(runs[0])
 
@@ -93,7 +92,7 @@ def test_what_is_found_is_under_the_budget_and_no_search_evaluates_more(name: st
 def test_under_a_kl_divergence_the_recipe_with_the_fewest_bits_counts() -> None:
     bound = Aim(space(3), kl=3.0)
     evaluate = additive_problem(bound, seed=4, cross=0.05)
-    best, _ = run_search(bound, "adaptive", 60, 0, evaluate)
+    best, _ = run_search(bound, "adaptive", 40, 0, evaluate)
     smallest = exhaustive(bound, evaluate, bound.space.forms)
     assert best is not None
     assert best.mean <= 3.0
