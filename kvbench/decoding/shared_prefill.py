@@ -144,6 +144,35 @@ class ReadPrompt:
             {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}.values()
         )
 
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """KV heads of each layer."""
+        return tuple(layer.pieces[0].keys.shape[1] for layer in self._layers)
+
+    @property
+    def channels(self) -> int:
+        """Channels of a head of the first layer."""
+        return self._layers[0].pieces[0].keys.shape[-1]
+
+    def admit(self, cache: KVCache) -> None:
+        """Let :meth:`fill` fill one more empty cache, whose method must observe nothing of the prompt's attention.
+
+        Raises:
+            CacheError: the cache's method cannot share a prefill, or observes the prompt.
+        """
+        reason = sharing_refusal(cache.method)  # type: ignore[arg-type]
+        if reason is None and any(layer.method.observe_prompt for layer in cache.kv_layers):
+            reason = "it observes the prompt's attention, which has been computed already"
+        if reason:
+            raise CacheError(f"{type(cache.method).__name__} cannot share a prefill: {reason}")
+        if None in self._members:  # the place of a cache that was forgotten
+            self._members[self._members.index(None)] = cache
+            return
+        self._members.append(cache)
+        for layer in self._layers:
+            for piece in layer.pieces:
+                piece.observed.append(None)
+
     def forget(self, cache: KVCache) -> None:
         """Drop the references to a cache that is no longer needed, and the statistics that were kept for it."""
         for place, member in enumerate(self._members):

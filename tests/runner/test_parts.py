@@ -37,6 +37,7 @@ TABLE = {
     "errors.py": "",
     "fit/answer.py": "",
     "submit/check.py": "",
+    "tune/space.py": "",
     "report.py": "",
     "analysis/analyse.py": "",
     "attention/reference.py": "attention",

@@ -1,0 +1,283 @@
+"""Gates of ``kvbench.tune``: searches compared on held-out texts at equal evaluations, and replayed on a grid.
+
+``python -m experiments.tune run`` starts a process per model and budget, each of which runs all searches; processes of
+a model share its evaluations, and the command goes on where it stopped. ``--write`` folds what is there. ``grid``
+evaluates every recipe of a small space once, and ``replay`` runs searches on it with many seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvbench.tune.aim import Aim, Scored, standard_error
+from kvbench.tune.command import composed_config
+from kvbench.tune.search import SEARCHES, run_search
+from kvbench.tune.space import DEFAULT, Recipe, Space, layer_map
+from kvbench.util import atomic
+
+FOLDER = Path("results/tune")
+#: the caches are in float32, so that a KL divergence is that of the formats alone
+EXACT_WORDS = ("model.dtype=float32",)
+#: the trained model, and two variants of it with larger channels (docs/which-format.md)
+MODELS = {
+    "smollm2-135m-q4_1": [],
+    "smollm2-135m-q4_1, outliers keys": ["model.outliers=keys"],
+    "smollm2-135m-q4_1, outliers first_last": ["model.outliers=first_last"],
+}
+#: bits an element
+BUDGETS = (4.5, 5.4, 6.5)
+OURS = "adaptive"
+#: of the grid: formats, positions, windows, and of its replay: budget, evaluations and seeds
+GRID_FORMATS, GRID_TIE, GRID_WINDOWS = ("fp16", "q8_0", "q5_0", "iq4_nl"), 3, 4
+GRID_BITS, GRID_EVALUATIONS, SEEDS = 6.5, 30, 20
+
+
+def tune_gates_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.tune", description=__doc__)
+    add = parser.add_argument
+    add("what", choices=("run", "one", "grid", "replay"), help="one: a single process of run")
+    add("words", nargs="*", metavar="KEY=VALUE", help="overrides for every process, such as runtime.device=cuda")
+    add("--models", nargs="+", default=list(MODELS), metavar="NAME", help=f"of: {'; '.join(MODELS)}; or a preset")
+    add("--bits", nargs="+", type=float, default=list(BUDGETS), metavar="X", help="budgets (default: %(default)s)")
+    add("--searches", nargs="+", choices=tuple(SEARCHES), default=list(SEARCHES), metavar="NAME")
+    add("--budget", type=int, default=120, metavar="N", help="evaluations of each search (default: %(default)s)")
+    add("--windows", type=int, default=24, metavar="N", help="windows to search on (default: %(default)s)")
+    add("--held-out", type=int, default=32, metavar="N", help="windows to compare on (default: %(default)s)")
+    add("--together", type=int, default=12, metavar="N", help="windows that are scored at once (default: %(default)s)")
+    add("--jobs", type=int, default=9, metavar="N", help="processes at a time (default: %(default)s)")
+    add("--store", type=Path, default=FOLDER / "store", metavar="DIR", help="evaluations and outcomes (%(default)s)")
+    add("--out", type=Path, default=FOLDER, metavar="DIR", help="folder of the tables (default: %(default)s)")
+    add("--write", action="store_true", help="fold what is there, and run nothing")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command, and return the exit status: 1 if a process failed."""
+    arguments = tune_gates_parser().parse_args(argv)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.what == "one":
+        _one(arguments)
+        return 0
+    if arguments.what == "grid":
+        _grid(arguments)
+        return 0
+    if arguments.what == "replay":
+        print(replay_table(json.loads((arguments.out / "grid.json").read_text(encoding="utf-8"))))
+        return 0
+    failed = 0 if arguments.write else _run(arguments)
+    text = gates_page(_outcomes(arguments.store))
+    print(text)
+    if arguments.write:
+        atomic.replace_file(arguments.out / "gates.json", (json.dumps(_outcomes(arguments.store)) + "\n").encode())
+        atomic.replace_file(arguments.out / "README.md", text.encode())
+    return 1 if failed else 0
+
+
+def _place(store: Path, model: str) -> Path:
+    return store / model.replace(", ", "-").replace(" ", "-")
+
+
+def _outcome_path(store: Path, model: str, bits: float, search: str) -> Path:
+    return _place(store, model) / f"{bits:g}-{search}.json"
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Run a process for each model and budget whose outcome is missing, and return how many failed."""
+    shared = [
+        f"--{name}={getattr(arguments, name.replace('-', '_'))}"
+        for name in ("budget", "windows", "held-out", "together", "store")
+    ]
+    commands = []
+    for number, bits in enumerate(arguments.bits):
+        for model in arguments.models:
+            missing = [
+                name for name in _rotated(arguments.searches, number)
+                if not _outcome_path(arguments.store, model, bits, name).exists()
+            ]  # fmt: skip
+            if missing:
+                one = [sys.executable, "-m", "experiments.tune", "one", *arguments.words, *shared]
+                commands.append([*one, "--models", model, "--bits", str(bits), "--searches", *missing])
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        codes = list(pool.map(lambda command: subprocess.run(command, check=False).returncode, commands))
+    return sum(code != 0 for code in codes)
+
+
+def _rotated(names: Sequence[str], by: int) -> list[str]:
+    """Return names beginning with another one, so that processes of a model evaluate different recipes at first."""
+    by %= len(names)
+    return [*names[by:], *names[:by]]
+
+
+def _one(arguments: argparse.Namespace) -> None:
+    """Run all searches for one model and budget, and store the outcome of each as it ends."""
+    from kvbench.tune.session import Tuning
+
+    (model,), (bits,) = arguments.models, arguments.bits
+    preset, words = model.partition(",")[0], [*EXACT_WORDS, *MODELS.get(model, []), *arguments.words]
+    config = composed_config([f"model={preset}", *words], arguments.windows + arguments.held_out)
+    evaluations = _place(arguments.store, model) / "evaluations.jsonl"
+    tuning = Tuning(config, arguments.windows, arguments.held_out, arguments.together, evaluations)
+    aim = Aim(tuning.space(DEFAULT), bits)
+    for search in arguments.searches:
+        best, scores = run_search(
+            aim, search, arguments.budget, 0, lambda recipe, top: tuning.evaluate(aim, recipe, top)
+        )
+        outcome: dict[str, Any] = {"model": model, "budget": bits, "search": search, "evaluations": len(scores),
+                                   "stopped": sum(scored.stopped for scored in scores),
+                                   "machine": tuning.store.header["machine"][0]}  # fmt: skip
+        if best is not None:
+            layers = aim.space.expand(best.recipe)
+            kl, p99 = tuning.test(layers)
+            outcome |= {"bits": aim.space.bits(best.recipe), "search_kl": best.mean, "kl": [float(x) for x in kl],
+                        "p99": p99, "layers": layer_map(layers)}  # fmt: skip
+        atomic.replace_file(_outcome_path(arguments.store, model, bits, search), json.dumps(outcome).encode())
+        print(f"{model}, {bits:g} bits, {search}: {len(scores)} evaluations, {tuning.evaluated} new", flush=True)
+
+
+def _outcomes(store: Path) -> list[dict[str, Any]]:
+    """Return the stored outcomes, by model, budget and search."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(store.glob("*/*-*.json"))]
+    order = {name: number for number, name in enumerate(MODELS)}
+    return sorted(
+        found, key=lambda one: (order.get(one["model"], 99), one["budget"], list(SEARCHES).index(one["search"]))
+    )
+
+
+def verdicts(outcomes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each model and budget how the adaptive search compares with the best baseline on held-out windows.
+
+    ``difference`` is its mean KL divergence minus that of the baseline whose held-out mean is the least, ``error`` the
+    paired standard error over windows.
+    """
+    cells: dict[tuple[str, float], dict[str, Mapping[str, Any]]] = {}
+    for one in outcomes:
+        if "kl" in one:
+            cells.setdefault((one["model"], one["budget"]), {})[one["search"]] = one
+    rows = []
+    for (model, budget), cell in cells.items():
+        others = {name: one for name, one in cell.items() if name != OURS}
+        if OURS not in cell or not others:
+            continue
+        best = min(others, key=lambda name: float(np.mean(others[name]["kl"])))
+        paired = np.array(cell[OURS]["kl"]) - np.array(others[best]["kl"])
+        rows.append({"model": model, "budget": budget, "baseline": best, "difference": float(paired.mean()),
+                     "error": standard_error(paired)})  # fmt: skip
+    return rows
+
+
+def gates_page(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page with all outcomes and the verdicts as Markdown."""
+    lines = [
+        "# Searches for a format per layer",
+        "",
+        "Made by `python -m experiments.tune run`, folded with `--write`. KL divergence in nats; errors are standard",
+        "errors over windows. Bits are those of 16-bit storage. The layers of each recipe and the KL divergence of each",
+        "window are in gates.json.",
+        "",
+        "| model | budget, bits | search | evaluations | stopped early | bits | KL, search | KL, held out | 99 % |",
+        "|:--|--:|:--|--:|--:|--:|--:|--:|--:|",
+    ]
+    for one in outcomes:
+        start = f"| {one['model']} | {one['budget']:g} | {one['search']} | {one['evaluations']} | {one['stopped']} |"
+        if "kl" not in one:
+            lines.append(f"{start} - | - | - | - |")
+            continue
+        kl = np.array(one["kl"])
+        lines.append(f"{start} {one['bits']:.3f} | {one['search_kl']:.4g} | {kl.mean():.4g} ±{standard_error(kl):.2g} "
+                     f"| {one['p99']:.3g} |")  # fmt: skip
+    rows = verdicts(outcomes)
+    worse = sum(row["difference"] > 2 * row["error"] for row in rows)
+    better = sum(row["difference"] < -2 * row["error"] for row in rows)
+    lines += [
+        "",
+        "## Against the best baseline of each line",
+        "",
+        f"In {len(rows)} cases the adaptive search is better by more than two paired errors in {better}, and worse in",
+        f"{worse}. The baseline is the one that is best on the held-out windows.",
+        "",
+        "| model | budget, bits | best baseline | difference of KL | paired error | verdict |",
+        "|:--|--:|:--|--:|--:|:--|",
+    ]
+    for row in rows:
+        size = row["difference"] / row["error"] if row["error"] else math.copysign(math.inf, row["difference"])
+        verdict = "better" if size < -2 else "worse" if size > 2 else "not decided" if row["difference"] else "equal"
+        lines.append(f"| {row['model']} | {row['budget']:g} | {row['baseline']} | {row['difference']:+.3g} "
+                     f"| {row['error']:.2g} | {verdict} |")  # fmt: skip
+    machines = sorted({one["machine"] for one in outcomes})
+    return "\n".join([*lines, "", f"Measured on {', '.join(machines)}.", ""])
+
+
+# -- the grid -------------------------------------------------------------------------------------------------------
+
+
+def _grid(arguments: argparse.Namespace) -> None:
+    """Evaluate every recipe of a small space of the bundled model, and write them to ``grid.json``."""
+    from kvbench.tune.session import Tuning
+
+    config = composed_config(["model=tiny", *EXACT_WORDS, *arguments.words], GRID_WINDOWS)
+    tuning = Tuning(config, GRID_WINDOWS, 0, GRID_WINDOWS, arguments.store / "grid" / "evaluations.jsonl")
+    space = tuning.space(GRID_FORMATS, GRID_TIE)
+    aim, scores = Aim(space), {}
+    for recipe in product(space.forms, repeat=space.positions):
+        scored = tuning.evaluate(aim, recipe, None)
+        scores[" ".join(recipe)] = [*(float(f"{x:.4g}") for x in scored.kl), float(f"{scored.p99:.4g}")]
+    record = {"heads": space.heads, "channels": space.channels, "rope": space.rope, "formats": space.formats,
+              "tied": space.tied, "machine": tuning.store.header["machine"][0], "scores": scores}  # fmt: skip
+    atomic.replace_file(arguments.out / "grid.json", (json.dumps(record, separators=(",", ":")) + "\n").encode())
+
+
+def hypervolume(points: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
+    """Return the area that points ``[n, 2]``, to be minimised both, dominate below a reference point."""
+    area, height = 0.0, float(reference[1])
+    for x, y in sorted(map(tuple, points)):
+        if x < reference[0] and y < height:
+            area += (float(reference[0]) - x) * (height - y)
+            height = y
+    return area
+
+
+def replayed(grid: Mapping[str, Any], search: str, seed: int, evaluations: int = GRID_EVALUATIONS) -> float:
+    """Return the hypervolume that a search reaches on a grid: mean and 99 % of the recipes under its budget.
+
+    The reference point, which is also the start of every search, is the uniform recipe with the fewest bits.
+    """
+    space = Space(*(tuple(grid[key]) if isinstance(grid[key], list) else grid[key]
+                    for key in ("heads", "channels", "rope", "formats", "tied")))  # fmt: skip
+    aim = Aim(space, GRID_BITS)
+
+    def evaluate(recipe: Recipe, best: Scored | None) -> Scored:
+        *kl, p99 = grid["scores"][" ".join(recipe)]
+        return Scored(recipe, np.array(kl), p99)
+
+    scores = [
+        evaluate(space.uniform(space.forms[0]), None),
+        *run_search(aim, search, evaluations - 1, seed, evaluate)[1],
+    ]
+    points = np.array([(one.mean, one.p99) for one in scores if aim.admits(one.recipe)])
+    return hypervolume(points, points[0])
+
+
+def replay_table(grid: Mapping[str, Any]) -> str:
+    """Return how often the adaptive search reaches more hypervolume than random recipes, or as much, as lines."""
+    pairs = [(replayed(grid, OURS, seed), replayed(grid, "random", seed)) for seed in range(SEEDS)]
+    won = sum(ours > other for ours, other in pairs)
+    lines = [f"seed {seed}: {ours:.6g} adaptive, {other:.6g} random" for seed, (ours, other) in enumerate(pairs)]
+    equal = sum(ours == other for ours, other in pairs)
+    return "\n".join([*lines, f"more hypervolume in {won} of {SEEDS}, as much in {equal}"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

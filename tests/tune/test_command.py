@@ -1,0 +1,112 @@
+"""The command line of ``python -m kvbench.tune``, and exports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvbench.errors import KvbenchError
+from kvbench.tune.command import composed_config, exported, layer_table, main
+from kvbench.tune.exports import EXPORTS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "--bits: is missing"),
+        ("--bits 5 --formats q9_0", "--formats=q9_0: is not a format"),
+        ("--bits 5 --formats fp16", "names no packed format"),
+        ("--bits 5 --held-out -1", "must not be negative"),
+        ("model=nosuch --bits 5", "model=nosuch: no such model"),
+        ("--bits 5 method=kivi", "method=kivi: has no format per layer"),
+        ("--bits 5 dataset=mini", "is not one of fidelity"),
+        ("--recipe nowhere.json", "nowhere.json: cannot be read as a recipe"),
+    ],
+)
+def test_bad_input_is_one_clear_error(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments.split()) in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_a_command_line_keeps_what_is_typed() -> None:
+    config = composed_config(["model=tiny", "dataset.window=100", "dataset.prefill=60", "model.dtype=float32"], 7)
+    assert (config.dataset["window"], config.dataset["limit"], config.model.dtype) == (100, 7, "float32")
+
+
+FORMS = {
+    "uniform": ["q8_0/q4_0"] * 3,
+    "mixed": ["q8_0", "q8_0/q4_0"],
+    "fp8": ["fp16", "fp8", "fp8", "fp16"],
+    "fp8 everywhere": ["fp8", "fp8"],
+    "modelopt": ["fp8", "nvfp4", "fp8/nvfp4", "fp16"],
+    "exact": ["fp16", "fp16"],
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "forms", "flags"),
+    [
+        ("kvbench", "mixed", "method=engine 'method.layers=[0:q8_0,1:q8_0/q4_0]'"),
+        ("llama.cpp", "uniform", "-fa on -ctk q8_0 -ctv q4_0"),
+        ("llama.cpp", "exact", "-ctk f16 -ctv f16"),
+        ("vllm", "fp8", "--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers 0 3"),
+        ("vllm", "fp8 everywhere", "--kv-cache-dtype fp8"),
+        ("vllm", "exact", "--kv-cache-dtype auto"),
+        ("tensorrt-llm", "fp8 everywhere", "--kv_cache_dtype fp8"),
+    ],
+)
+def test_flags_of_engines(engine: str, forms: str, flags: str) -> None:
+    assert EXPORTS[engine](FORMS[forms]) == flags
+
+
+@pytest.mark.parametrize(
+    ("engine", "forms", "layer"),
+    [
+        ("llama.cpp", "mixed", "layer 1 is q8_0/q4_0"),
+        ("llama.cpp", "fp8", "layer 1 is fp8"),
+        ("vllm", "uniform", "layer 0 is q8_0/q4_0"),
+        ("vllm", "modelopt", "layer 1 is nvfp4"),
+        ("modelopt", "uniform", "layer 0 is q8_0/q4_0"),
+        ("tensorrt-llm", "fp8", "layer 1 is fp8"),
+        ("tensorrt-llm", "modelopt", "layer 1 is nvfp4"),
+    ],
+)
+def test_what_an_engine_cannot_say_is_refused_by_the_layer(engine: str, forms: str, layer: str) -> None:
+    with pytest.raises(KvbenchError, match=layer):
+        EXPORTS[engine](FORMS[forms])
+
+
+def test_modelopt_has_an_entry_for_each_packed_layer() -> None:
+    entries = json.loads(EXPORTS["modelopt"](FORMS["modelopt"]))["quantization"]
+    assert entries == {
+        "kv_cache_quant_algo": "MIXED_PRECISION",
+        "kv_cache_quantized_layers": {
+            "model.layers.0.self_attn": {"quant_algo": "FP8"},
+            "model.layers.1.self_attn": {"quant_algo": "NVFP4"},
+            "model.layers.2.self_attn": {"quant_algo": "FP8_K_NVFP4_V"},
+        },
+        "kv_cache_schema_version": 1,
+    }
+    assert json.loads(EXPORTS["modelopt"](FORMS["fp8"]))["quantization"]["kv_cache_quant_algo"] == "FP8"
+
+
+def test_a_recipe_is_exported_without_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "recipe.json"
+    layers = [{"keys": "q8_0", "values": "q4_0"}] * 2
+    path.write_text(json.dumps({"kvbench": 1, "kind": "recipe", "layers": layers}))
+    assert main(["--recipe", str(path), "--export", "llama.cpp", "vllm"]) == 0
+    shown = capsys.readouterr().out
+    assert "llama.cpp: -fa on -ctk q8_0 -ctv q4_0\n" in shown
+    assert "vllm: vLLM cannot say this recipe: layer 0 is q8_0/q4_0" in shown
+    assert main(["--recipe", str(path), "--export", "vllm"]) == 1
+    path.write_text(json.dumps({"kind": "run", "layers": layers}))
+    assert main(["--recipe", str(path)]) == 1
+    assert "is not a recipe" in capsys.readouterr().err
+
+
+def test_the_table_has_a_line_for_each_run_of_layers() -> None:
+    lines = layer_table(["fp16", "q8_0/q4_0", "q8_0/q4_0"]).splitlines()
+    assert [line.split() for line in lines[1:]] == [["0", "fp16", "fp16"], ["1-2", "q8_0", "q4_0"]]
+    assert exported(["fp16"], ["kvbench"]) == ["kvbench: method=engine 'method.layers=[0:fp16]'"]
