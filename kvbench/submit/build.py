@@ -25,6 +25,7 @@ from kvbench.results.identity import full_digest, run_id
 from kvbench.results.labels import run_label
 from kvbench.results.samples import Row, outputs
 from kvbench.results.store import RunStore
+from kvbench.results.summary import counted_rows
 from kvbench.runner import sources
 from kvbench.runner.resolve import material
 from kvbench.submit.check import cache_of, cache_shape, cached_tokens
@@ -77,8 +78,13 @@ def row_content(
             f"run {store.run_id}: its model, data or settings are not what they were: their id is now "
             f"{run_id(identity)}.\n  hint: start its command again, and submit that run"
         )
-    left_out = {*metrics["samples"]["left_out"]}
-    rows = [row for name, row in sorted(store.samples().rows.items()) if name not in left_out]
+    counted = counted_rows(store, metrics)
+    if counted is None:
+        raise KvbenchError(
+            f"run {store.run_id}: its scores do not cover its present samples: it goes on, was interrupted, or its "
+            "samples.jsonl was changed.\n  hint: start its command again; it runs what is missing"
+        )
+    rows = sorted(counted, key=lambda row: str(row["id"]))
     width = 4 if (metrics["env"] or {}).get("dtype") == "float32" else 2
     cache = cache_of(checked.model.dimensions(), width)
     measure, samples = board_samples(store, rows, cache)
@@ -160,12 +166,14 @@ def _check_private(content: Mapping[str, Any]) -> None:
         names.append(getpass.getuser())
     named = {name.lower() for name in names if len(name) >= SHORTEST}
     problem, setting = "", {*_texts(content["identity"]["setting"])}
+    data = content["identity"]["setting"].get("data", {}).get("identity", {})
+    turns = {one["system"] for one in (data, data.get("over") or {}) if one.get("system")}
     for part in _texts({key: value for key, value in content.items() if key not in ("who", "link")}):
         if part.startswith(("/", "~", "\\")) or str(Path.home()) in part or ".." in part.split("/"):
             problem = "a path"
         elif named & {*part.lower().split()}:
             problem = "the name of a machine or user"
-        elif part in setting and len(part) > LONGEST_NAME:
+        elif part in turns or (part in setting and len(part) > LONGEST_NAME):
             problem = "a text that may be a prompt"
         if problem:
             raise KvbenchError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -339,9 +340,32 @@ def test_runs_that_cannot_be_rows(runs: Path, tmp_path: Path, capsys: pytest.Cap
     (store.path / "metrics.json").unlink()
     store.start(config)
     assert main([store.run_id, *options]) == 1 and "is not finished" in capsys.readouterr().err
+    samples = store.samples_path.read_bytes()
+    store.write_metrics(metrics)
+    store.samples_path.write_bytes(samples[: samples.index(b"\n") + 1])  # as of a run that goes on
+    assert main([store.run_id, *options]) == 1 and "do not cover its present samples" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([])
+    assert main([store.run_id, *options[:-1], ""]) == 2 and "--who=: must be the name" in capsys.readouterr().err
     assert not (tmp_path / "rows").exists()
+
+
+def test_folders_that_are_none_or_full_are_named(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, none, file = names(runs)["kivi int2"], str(tmp_path / "none"), tmp_path / "file"
+    file.write_text("", encoding="utf-8")
+    for arguments in (["--check", "--to", none], ["--write", "--to", str(file)], [run, "--who", "A", "--results", none]):
+        assert main(arguments) == 2 and "is no folder" in capsys.readouterr().err
+    assert main([run, "--results", str(runs), "--who", "A", "--to", str(file)]) == 2
+    assert "is a file, not a folder" in capsys.readouterr().err
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("kvbench.submit.command.atomic.replace_file", full)
+    assert main([run, run, "--results", str(runs), "--who", "A", "--to", str(tmp_path / "to")]) == 1
+    assert "No space left on device.\n  hint: check" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -359,9 +383,12 @@ def test_paths_names_of_the_machine_and_prompts_are_refused(
 ) -> None:
     monkeypatch.setattr(build.socket, "gethostname", lambda: "the-machine-7")
     with pytest.raises(KvbenchError, match=f"a row must not tell {what}"):
-        build._check_private({"identity": {"setting": [{"system": text}]}})
+        build._check_private({"identity": {"setting": {"stop": [text]}}})
+    for data in ({"system": "Be brief."}, {"over": {"system": "Be brief."}}):
+        with pytest.raises(KvbenchError, match=r'may be a prompt: "Be brief."'):
+            build._check_private({"identity": {"setting": {"data": {"identity": data}}}})
     layers = ",".join(f"{layer}:int8/int4" for layer in range(40))
-    build._check_private({"who": text, "device": "AMD EPYC", "layers": layers, "identity": {"setting": ["mini"]}})
+    build._check_private({"who": text, "device": "AMD EPYC", "layers": layers, "identity": {"setting": {"name": "mini"}}})
 
 
 @pytest.mark.parametrize("windows", [(None, None), (None, 64), (64, 64)])
