@@ -125,8 +125,8 @@ def _problems(row: BoardRow) -> Iterator[str]:
     """Yield in what a row contradicts itself."""
     if row.measure not in MEASURES:
         yield f"measure={row.measure}: expected one of {', '.join(MEASURES)}"
-    if not row.who.strip() or len(row.who) > LONGEST_NAME:
-        yield f"who: a name of 1 to {LONGEST_NAME} characters"
+    if not row.who.isprintable() or row.who != row.who.strip() or not 0 < len(row.who) <= LONGEST_NAME:
+        yield f"who: expected a name of 1 to {LONGEST_NAME} visible characters, without spaces around it"
     if row.link is not None and (len(row.link) > LONGEST_LINK or not _LINK.fullmatch(row.link)):
         yield "link: an address that begins with https://, of ordinary characters"
     for key in ("outputs", "again"):

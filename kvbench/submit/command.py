@@ -10,12 +10,12 @@ from pathlib import Path
 
 from kvbench.cli.report_runs import RUNS, Code, find_run
 from kvbench.errors import ConfigError, KvbenchError
-from kvbench.results.board import FOLDER, BoardRow
+from kvbench.results.board import FOLDER, BoardRow, disagreement
 from kvbench.results.board_file import read_row
 from kvbench.results.store import find_runs
 from kvbench.submit.build import finished_row, row_content
 from kvbench.submit.check import check_bytes
-from kvbench.submit.listing import README, agreement, disagreement, listing_markdown, read_listing
+from kvbench.submit.listing import README, agreement, listing_markdown, read_listing
 from kvbench.util import atomic
 from kvbench.util.door import reporting
 from kvbench.util.requirements import check_writable, exists

@@ -15,14 +15,14 @@ from kvbench.bench.prediction import CacheShape
 from kvbench.cli.report_runs import Code
 from kvbench.errors import KvbenchError
 from kvbench.methods.load import load_method
-from kvbench.results.board import BoardRow, RowError, board_figures, differences
+from kvbench.results.board import BoardRow, RowError, board_figures, differences, disagreement, from_exact, row_status
 from kvbench.results.board_file import MOST_BYTES, read_row, row_text
 from kvbench.results.identity import run_id
 from kvbench.results.store import RunStore
 from kvbench.submit import build
 from kvbench.submit.check import cache_of, cache_shape, cached_tokens, check_bytes, half_bytes, unpredicted
 from kvbench.submit.command import main
-from kvbench.submit.listing import disagreement, listing_markdown, markdown_escape, read_listing
+from kvbench.submit.listing import listing_markdown, markdown_escape, read_listing
 from tests.submit.made_rows import finished_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,8 +149,8 @@ def other_values(row: dict[str, Any]) -> None:
         (put("quantizer", value="../evil.py"), r"names a file"),
         (put("quantizer", value="int4"), r"does not match the formats"),
         (put("layers", value="0:fp16"), r"layers=0:fp16: not the formats by layer of its settings"),
-        (put("who", value=""), r"who: a name of 1 to 80"),
-        (put("who", value="a" * 81), r"who: a name of 1 to 80"),
+        (put("who", value=""), r"who: expected a name of 1 to 80"),
+        (put("who", value="a" * 81), r"who: expected a name of 1 to 80"),
         (put("who", value="a\u202eb"), r"must be printable"),
         (put("link", value="javascript:alert(1)"), r"link: an address"),
         (put("link", value="https://a.example/)[x](https://b.example"), r"link: an address"),
@@ -158,6 +158,8 @@ def other_values(row: dict[str, Any]) -> None:
         (put("outputs", value="0"), r"outputs: expected 64"),
         (put("measure", value="luck"), r"measure"),
         (put("kind", value="recipe"), r"expected 1 and row"),
+        (put("who", value="\u200b"), r"who: expected a name of 1 to 80 visible characters"),
+        (put("who", value=" A"), r"who: expected a name of 1 to 80 visible characters"),
         (put("surprise", value=1), r"surprise is not a key"),
         (put("identity", value={}), r"identity: expected setting"),
         (put("identity", "setting", value=[]), r"identity: expected setting"),
@@ -255,10 +257,28 @@ def test_reruns_are_compared_sample_by_sample(content: dict[str, Any], tmp_path:
     assert part.paired and part.value == pytest.approx(-0.1) and part.stderr == pytest.approx(0, abs=1e-12)
     assert "key_value@2048 differs from" in str(disagreement(shifted, first))
     assert disagreement(rerun(**scored(1.0, 0.0, 1.0)), first) is None, "one of three answers: within its error"
+    own, poor = rerun(who="A Reader"), rerun(who="C", **scored(0.9, 0.4, 0.9))
+    assert row_status(first, [first, own, poor]) == "self-reported", "their own rerun, and one that does not agree"
+    assert row_status(first, [first, own, poor, rerun()]) == "reproduced by B" and row_status(own, []) == "a rerun"
     few = read(write(tmp_path, {**content, "again": first.digest, "who": "B", **scored(1.0), "bytes": one_of(content)}))
     assert "has 1 of the 3 samples of" in str(disagreement(few, first))
     (part,) = differences(read(write(tmp_path, {**content, **scored(1.0, 0.0, 1.0)})), first)
     assert part.value == pytest.approx(-1 / 6) and part.stderr == pytest.approx(1 / 6)
+
+
+def test_a_difference_is_from_the_fp16_row_of_the_same_name(runs: Path) -> None:
+    def row(run: str, who: str, score: float) -> BoardRow:
+        content = build.row_content(RunStore(runs, names(runs)[run]), who, None, "2026-11-24")
+        (key, samples), *_ = content["samples"].items()
+        samples = {key: [[name, score, *sizes] for name, _, *sizes in samples]}
+        scores, mean = board_figures("score", samples)
+        figures = {"scores": {key: vars(one) for key, one in scores.items()}, "mean": vars(mean)}
+        return build.finished_row({**content, "samples": samples, **figures})[1]
+
+    packed, low, own = row("kivi int2", "A", 0.5), row("fp16", "B", 0.25), row("fp16", "A", 1.0)
+    pairs = [from_exact(packed, rows) for rows in ([low, own, packed], [own, low, packed], [low, packed])]
+    assert [pair and pair.value for pair in pairs] == [-0.5, -0.5, 0.25]
+    assert from_exact(packed, [packed]) is None and from_exact(own, [low, own]) is None
 
 
 def test_the_command_submits_compares_and_writes_the_page(
@@ -355,7 +375,8 @@ def test_folders_that_are_none_or_full_are_named(
 ) -> None:
     run, none, file = names(runs)["kivi int2"], str(tmp_path / "none"), tmp_path / "file"
     file.write_text("", encoding="utf-8")
-    for arguments in (["--check", "--to", none], ["--write", "--to", str(file)], [run, "--who", "A", "--results", none]):
+    nowhere = ["--check", "--to", none], ["--write", "--to", str(file)], [run, "--who", "A", "--results", none]
+    for arguments in nowhere:
         assert main(arguments) == 2 and "is no folder" in capsys.readouterr().err
     assert main([run, "--results", str(runs), "--who", "A", "--to", str(file)]) == 2
     assert "is a file, not a folder" in capsys.readouterr().err
@@ -388,7 +409,7 @@ def test_paths_names_of_the_machine_and_prompts_are_refused(
         with pytest.raises(KvbenchError, match=r'may be a prompt: "Be brief."'):
             build._check_private({"identity": {"setting": {"data": {"identity": data}}}})
     layers = ",".join(f"{layer}:int8/int4" for layer in range(40))
-    build._check_private({"who": text, "device": "AMD EPYC", "layers": layers, "identity": {"setting": {"name": "mini"}}})
+    build._check_private({"who": text, "device": "AMD EPYC", "layers": layers, "identity": {"setting": {}}})
 
 
 @pytest.mark.parametrize("windows", [(None, None), (None, 64), (64, 64)])
