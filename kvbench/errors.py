@@ -135,10 +135,8 @@ class DataError(KvbenchError):
 def disk_message(error: OSError) -> str:
     """Return what a command prints if the system refuses a file: its name, the reason, and what to check."""
     place = f"{error.filename}: " if error.filename else ""
-    return (
-        f"{place}{error.strerror or error}.\n  hint: check the folder's permissions, the free disk space and the length "
-        "of the name"
-    )
+    hint = "check the folder's permissions, the free disk space and the length of the name"
+    return f"{place}{error.strerror or error}.\n  hint: {hint}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -135,6 +135,8 @@ def _answer(arguments: argparse.Namespace) -> int:
     if model.longest is not None and context > model.longest:
         problem = f"is longer than the {model.longest} tokens that {model.name} was made for"
         raise ConfigError("--context", context, problem, hint=f"--context {model.longest}")
+    if engine != "llama.cpp":  # which gives each GPU whole layers
+        model.check_gpus(arguments.gpus)
     wish = Wish(model, card, context, arguments.batch, arguments.gpus, arguments.utilization)
     check_room(wish)
     rows, left_out = fit_rows(wish, arguments.formats, arguments.weights == "fp8")

@@ -32,10 +32,12 @@ def answer_sentence(wish: Wish, rows: Sequence[FitRow], engine: str | None = Non
         )
     if row is None:
         far = max(rows, key=lambda row: row.longest_context)
+        most = f"the longest context is {far.longest_context:,} tokens, with {far.format}"
+        if not far.longest_context:
+            most = f"there is no room for a token of each of {wish.batch} sequences"
         return (
-            f"Nothing fits {asked} of {wish.model.name} on {card}: the longest context is "
-            f"{far.longest_context:,} tokens, with {far.format}; use a shorter --context, a smaller --batch, "
-            "--weights int4 or --gpus 2."
+            f"Nothing fits {asked} of {wish.model.name} on {card}: {most}; use a shorter --context, a smaller --batch, "
+            f"--weights int4 or --gpus {2 * wish.gpus}."
         )
     served = engine or ", ".join(name for name in ENGINES if name in row.flags)
     what = f"Use {row.format} ({served}) for {asked} of {wish.model.name} on {card}"

@@ -267,10 +267,12 @@ def test_reruns_are_compared_sample_by_sample(content: dict[str, Any], tmp_path:
 
 
 def test_a_difference_is_from_the_fp16_row_of_the_same_name(runs: Path) -> None:
-    def row(run: str, who: str, score: float) -> BoardRow:
-        content = build.row_content(RunStore(runs, names(runs)[run]), who, None, "2026-11-24")
+    made = {name: build.row_content(RunStore(runs, run), "A", None, "2026-11-24") for name, run in names(runs).items()}
+
+    def row(name: str, who: str, score: float) -> BoardRow:
+        content = {**made[name], "who": who}
         (key, samples), *_ = content["samples"].items()
-        samples = {key: [[name, score, *sizes] for name, _, *sizes in samples]}
+        samples = {key: [[digest, score, *sizes] for digest, _, *sizes in samples]}
         scores, mean = board_figures("score", samples)
         figures = {"scores": {key: vars(one) for key, one in scores.items()}, "mean": vars(mean)}
         return build.finished_row({**content, "samples": samples, **figures})[1]
