@@ -122,7 +122,7 @@ def _leaves(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, An
 
 
 def _problems(row: BoardRow) -> Iterator[str]:
-    """Yield in what a row contradicts itself."""
+    """Yield each part of a row that makes no sense or contradicts another."""
     if row.measure not in MEASURES:
         yield f"measure={row.measure}: expected one of {', '.join(MEASURES)}"
     if not row.who.isprintable() or row.who != row.who.strip() or not 0 < len(row.who) <= LONGEST_NAME:

@@ -79,9 +79,14 @@ def _wrong_bytes(row: BoardRow) -> Iterator[str]:
             yield f"bytes.{part}: {getattr(row.bytes, part):,}; its samples and settings give {number:,.8g}"
 
 
+@cache
+def _exact() -> Method:
+    return load_method("fp16")
+
+
 def half_bytes(shape: CacheShape, tokens: int, width: int) -> int:
     """Return the bytes of a sequence's keys, values and states in 16 bits; `width` is that of the model's numbers."""
-    return shape.bytes(load_method("fp16"), tokens, tokens).total - shape.state + shape.state * 2 // width
+    return shape.bytes(_exact(), tokens, tokens).total - shape.state + shape.state * 2 // width
 
 
 def cached_tokens(shape: CacheShape, prompt: int, halves: int, width: int) -> int:
