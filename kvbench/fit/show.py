@@ -14,6 +14,8 @@ from kvbench.util.table import render_table
 HEAD = ("format", "fits", "longest context", "largest batch", "cache GiB", "TPOT ms", "interval", "KL, nats", "flips %")
 #: points of the plot for each doubling of the context
 _PER_OCTAVE = 2
+#: lines that tell formats of similar colours apart
+_STYLES = ("-", "--", ":")
 
 
 def answer_sentence(wish: Wish, rows: Sequence[FitRow], engine: str | None = None) -> str:
@@ -131,7 +133,8 @@ def draw_fit(wish: Wish, rows: Sequence[FitRow], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 5))
-    for row in rows:
+    colours = matplotlib.colormaps["turbo"].resampled(len(rows))
+    for index, row in enumerate(rows):
         lengths, length = list[int](), 1024.0
         while length < row.longest_context:
             lengths.append(round(length))
@@ -139,7 +142,8 @@ def draw_fit(wish: Wish, rows: Sequence[FitRow], path: Path) -> None:
         if row.longest_context:
             lengths.append(row.longest_context)
             times = [1e3 * step_time(replace(wish, context=at), FORMATS[row.format])[0] for at in lengths]
-            axes.plot(lengths, times, marker="o", markevery=[-1], label=row.format)
+            style = _STYLES[index % len(_STYLES)]
+            axes.plot(lengths, times, style, color=colours(index), marker="o", markevery=[-1], label=row.format)
     axes.axvline(wish.context, color="grey", linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_xlabel(f"context, tokens (batch {wish.batch}; a dot: the longest that fits)")

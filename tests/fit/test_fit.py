@@ -180,6 +180,7 @@ def test_commands_of_engines(capsys: pytest.CaptureFixture[str]) -> None:
         ("llama3.1-8b --gpu own --memory-gb 24", 2, "--bandwidth-TBs 0.9"),
         ("llama3.1-8b --gpu h100 --bandwidth-TBs 2", 2, "is for a card that is not listed"),
         ("none.gguf --gpu h100", 2, "does not exist"),
+        ("llama3.1-8b --gpu h100 --plot fit.foo", 2, "use --plot fit.png"),
         ("llama3.1-8b --gpu h100 --gpus 3", 2, "8 for keys, which so many GPUs cannot share"),
         ("llama3.1-8b --gpu h100 --gpus 1000000", 2, "use --gpus 32, or --engine llama.cpp"),
         ("llama3.1-8b --gpu h100 --weights-gb 100", 1, "use more GPUs (--gpus 2)"),
