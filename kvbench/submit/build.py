@@ -28,7 +28,7 @@ from kvbench.results.store import RunStore
 from kvbench.results.summary import counted_rows
 from kvbench.runner import sources
 from kvbench.runner.resolve import material
-from kvbench.submit.check import cache_of, cache_shape, cached_tokens
+from kvbench.submit.check import WIDTHS, cache_of, cache_shape, cached_tokens
 
 #: packages whose versions a row names
 VERSIONS = ("kvbench", "python", "torch", "transformers", "tokenizers", "numpy", "triton")
@@ -85,8 +85,7 @@ def row_content(
             "samples.jsonl was changed.\n  hint: start its command again; it runs what is missing"
         )
     rows = sorted(counted, key=lambda row: str(row["id"]))
-    width = 4 if (metrics["env"] or {}).get("dtype") == "float32" else 2
-    cache = cache_of(checked.model.dimensions(), width)
+    cache = cache_of(checked.model.dimensions(), WIDTHS.get(str((metrics["env"] or {}).get("dtype")), 2))
     measure, samples = board_samples(store, rows, cache)
     scores, mean = board_figures(measure, samples)
     env, held = metrics["env"] or {}, kv_bytes(rows)
