@@ -146,6 +146,9 @@ def _problems(row: BoardRow) -> Iterator[str]:
         yield f"run={row.run}: its settings have the id {run_id(row.identity)}"
     if str(model.get("weights")).startswith("random"):
         yield f"model.weights={model['weights']}: answers of random weights are no result"
+    for key in ("model", "data", "device"):
+        if not 0 < len(value := getattr(row, key)) <= LONGEST_NAME:
+            yield f"{key}={value[:LONGEST_NAME]}: expected a name of 1 to {LONGEST_NAME} characters"
     if model.get("name") != row.model:
         yield f"model={row.model}: its settings name {model.get('name')}"
     yield from _sample_problems(row)

@@ -162,6 +162,8 @@ def other_values(row: dict[str, Any]) -> None:
         (put("name", value="kivi int2, the best of all"), r"its settings are kivi int2$"),
         (put("dtype", value="float32"), r"cache.width=2, dtype=float32: expected"),
         (put("dtype", value="the best of all"), r"cache.width=2, dtype=the best of all: expected"),
+        (put("device", value="the best of all " * 6), r"device=the best.*: expected a name of 1 to 80 characters"),
+        (put("identity", "setting", "data", "identity", value={}), r"data=: expected a name"),
         (put("who", value=" A"), r"who: expected a name of 1 to 80 visible characters"),
         (put("surprise", value=1), r"surprise is not a key"),
         (put("identity", value={}), r"identity: expected setting"),
