@@ -92,7 +92,7 @@ def parse_row(content: Any) -> BoardRow:
         RowError: a part is too large or unprintable, or contradicts another.
         ShapeError: a key is missing or unknown, or its value has the wrong type.
     """
-    for key, value, depth in _leaves(content):
+    for key, value, depth in leaves(content):
         if depth > MOST_DEPTH:
             raise RowError(f"{key[:LONGEST_NAME]}: nested more than {MOST_DEPTH} levels")
         if isinstance(value, str) and (len(value) > LONGEST or printable(value) != value):
@@ -110,7 +110,7 @@ def parse_row(content: Any) -> BoardRow:
     return row
 
 
-def _leaves(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any, int]]:
+def leaves(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any, int]]:
     """Yield dotted key, value and level of every text and number; keys of objects count as texts."""
     if depth > MOST_DEPTH or not isinstance(value, (dict, list)):
         yield key, value, depth
@@ -118,7 +118,7 @@ def _leaves(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, An
     for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
         if isinstance(name, str):
             yield key or "the content", name, depth
-        yield from _leaves(inner, f"{key}.{name}" if key else str(name), depth + 1)
+        yield from leaves(inner, f"{key}.{name}" if key else str(name), depth + 1)
 
 
 def _problems(row: BoardRow) -> Iterator[str]:

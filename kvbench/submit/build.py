@@ -19,7 +19,7 @@ from kvbench.errors import KvbenchError
 from kvbench.methods.layer_map import written
 from kvbench.results.aggregate import kv_bytes, nll_per_token, score_key
 from kvbench.results.board import KIND, VERSION, BoardCache, BoardRow, Measure, board_figures
-from kvbench.results.board_file import LONGEST_NAME, parse_row, row_text
+from kvbench.results.board_file import LONGEST_NAME, leaves, parse_row, row_text
 from kvbench.results.code import Code
 from kvbench.results.identity import full_digest, run_id
 from kvbench.results.labels import run_label
@@ -182,11 +182,7 @@ def _check_private(content: Mapping[str, Any]) -> None:
 
 
 def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        return [text for item in value.items() for part in item for text in _texts(part)]
-    return [text for item in value for text in _texts(item)] if isinstance(value, (list, tuple)) else []
+    return [text for _, text, _ in leaves(value) if isinstance(text, str)]
 
 
 def finished_row(content: Mapping[str, Any]) -> tuple[str, BoardRow]:
