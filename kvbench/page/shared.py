@@ -31,8 +31,9 @@ def shared_rows(folder: Path) -> tuple[list[list[Any]], list[str]]:
     bytes, fp16's bytes, device, who, link, status, file]``; reaches are 2 standard errors. Bytes are not recomputed
     here: ``python -m kvbench.submit --check`` does that.
     """
-    rows, notes = list[board.BoardRow](), list[str]()
-    for path in row_files(folder)[:MOST_ROWS]:
+    rows, files = list[board.BoardRow](), row_files(folder)
+    notes = [f"the leaderboard has {len(files)} rows, of which {MOST_ROWS} are shown"] if files[MOST_ROWS:] else []
+    for path in files[:MOST_ROWS]:
         try:
             rows.append(read_row(path))
         except board.RowError as error:
