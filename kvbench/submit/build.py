@@ -164,15 +164,16 @@ def _check_private(content: Mapping[str, Any]) -> None:
     with suppress(OSError, KeyError, ImportError):
         names.append(getpass.getuser())
     named = {name.lower() for name in names if len(name) >= SHORTEST}
-    problem, setting = "", {*_texts(content["identity"]["setting"])}
-    data = content["identity"]["setting"].get("data", {}).get("identity", {})
+    home = str(Path.home())  # "/" for users without one, as in containers
+    problem, setting = "", content["identity"]["setting"]
+    chosen, data = {*_texts([setting, content.get("device")])}, setting.get("data", {}).get("identity", {})
     turns = {one["system"] for one in (data, data.get("over") or {}) if one.get("system")}
     for part in _texts({key: value for key, value in content.items() if key not in ("who", "link")}):
-        if part.startswith(("/", "~", "\\")) or str(Path.home()) in part or ".." in part.split("/"):
+        if part.startswith(("/", "~", "\\")) or (len(home) > 1 and home in part) or ".." in part.split("/"):
             problem = "a path"
-        elif named & {*part.lower().split()}:
+        elif part in chosen and named & {*part.lower().split()}:
             problem = "the name of a machine or user"
-        elif part in turns or (part in setting and len(part) > LONGEST_NAME):
+        elif part in turns or (part in chosen and len(part) > LONGEST_NAME):
             problem = "a text that may be a prompt"
         if problem:
             raise KvbenchError(

@@ -419,6 +419,12 @@ def test_paths_names_of_the_machine_and_prompts_are_refused(
     build._check_private({"who": text, "device": "AMD EPYC", "layers": layers, "identity": {"setting": {}}})
 
 
+def test_words_of_every_row_are_no_private_names(content: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.getpass, "getuser", lambda: "kvbench")
+    monkeypatch.setattr(build.Path, "home", lambda: Path("/"))
+    build._check_private(content)
+
+
 @pytest.mark.parametrize("windows", [(None, None), (None, 64), (64, 64)])
 def test_tokens_follow_from_bytes_in_16_bits(windows: tuple[int | None, ...]) -> None:
     shape = CacheShape(2, 4, 2, 64, windows, state=640)
