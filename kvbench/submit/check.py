@@ -79,6 +79,9 @@ def _wrong_bytes(row: BoardRow) -> Iterator[str]:
         slack = 1e-3 * number if part in ("bits", "per_token") else len(PARTS)
         if abs(getattr(row.bytes, part) - number) > slack:
             yield f"bytes.{part}: {getattr(row.bytes, part):,}; its samples and settings give {number:,.8g}"
+    parts = [getattr(row.bytes, part) for part in PARTS]
+    if min(parts) < 0 or abs(sum(parts) - row.bytes.total) > len(PARTS):
+        yield f"bytes: parts of {', '.join(f'{part:,}' for part in parts)} are not those of {row.bytes.total:,}"
 
 
 @cache

@@ -19,7 +19,7 @@ from kvbench.results.board import BoardRow, RowError, board_figures, differences
 from kvbench.results.board_file import MOST_BYTES, read_row, row_text
 from kvbench.results.identity import run_id
 from kvbench.results.store import RunStore
-from kvbench.submit import build
+from kvbench.submit import build, check
 from kvbench.submit.check import cache_of, cache_shape, cached_tokens, check_bytes, half_bytes, unpredicted
 from kvbench.submit.command import main
 from kvbench.submit.listing import listing_markdown, markdown_escape, read_listing
@@ -184,6 +184,7 @@ def other_values(row: dict[str, Any]) -> None:
         (put(*METHOD, "rotation", value="x"), r"its settings make no sense"),
         (put("identity", "setting", "model", "weights", value="random"), r"random weights are no result"),
         (put("bytes", "scales", value=0), r"bytes.scales: 0; its samples and settings give 242,346"),
+        (put("bytes", "index", value=-1), r"bytes: parts of .* -1, 0 are not those of 1,109,333"),
         (put("versions", value={"a": {"b": 1}}), r"versions.a is not a text"),
     ],
 )
@@ -192,6 +193,15 @@ def test_a_row_that_contradicts_itself_is_refused(
 ) -> None:
     with pytest.raises((RowError, KvbenchError), match=message):
         read(write(tmp_path, content, change))
+
+
+def test_measured_bytes_have_parts_that_add_up(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(check.MEASURED, "Kivi", "the test says so")
+    for change in (put("bytes", "scales", value=0), put("bytes", "index", value=-7)):
+        with pytest.raises(RowError, match=r"bytes: parts of .* are not those of 1,109,333"):
+            read(write(tmp_path, content, change))
 
 
 @pytest.mark.parametrize(
