@@ -25,6 +25,9 @@ FOLDER = Path("leaderboard")
 #: standard errors within which a rerun agrees, and the share of a row's samples that it must have
 AGREE, FEWEST = 3.0, 0.5
 
+#: longest message about a row, in characters
+LONGEST_MESSAGE = 500
+
 Measure = Literal["score", "perplexity", "kl"]
 #: measures, and whether more is better
 MEASURES: Mapping[Measure, bool] = {"score": True, "perplexity": False, "kl": False}
@@ -34,7 +37,10 @@ Sample = list[Any]
 
 
 class RowError(KvbenchError):
-    """Error for a file that is no row of the leaderboard, or whose parts contradict each other."""
+    """Error for a file that is no row of the leaderboard, or whose parts contradict each other; long values are cut."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} ...")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,6 +160,7 @@ def other_values(row: dict[str, Any]) -> None:
         (put("kind", value="recipe"), r"expected 1 and row"),
         (put("who", value="\u200b"), r"who: expected a name of 1 to 80 visible characters"),
         (put("name", value="kivi int2, the best of all"), r"its settings are kivi int2$"),
+        (put("date", value="9" * 3000), r"date=9{100,500} \.\.\.$"),
         (put("dtype", value="float32"), r"cache.width=2, dtype=float32: expected"),
         (put("dtype", value="the best of all"), r"cache.width=2, dtype=the best of all: expected"),
         (put("device", value="the best of all " * 6), r"device=the best.*: expected a name of 1 to 80 characters"),
