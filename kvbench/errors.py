@@ -132,6 +132,13 @@ class DataError(KvbenchError):
     """A data set that cannot be fetched or read: no network, a damaged file, or a missing field."""
 
 
+def disk_message(error: OSError) -> str:
+    """Return what a command prints if the system refuses a file: its name, the reason, and what to check."""
+    place = f"{error.filename}: " if error.filename else ""
+    hint = "check the folder's permissions, the free disk space and the length of the name"
+    return f"{place}{error.strerror or error}.\n  hint: {hint}"
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the name in `names` that is spelled most like `name`; None if none is similar.
 

@@ -314,7 +314,7 @@ def read_model_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)  # YAML has no tabs
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:160]
         raise ConfigError("model", path, f"cannot be read ({reason})", hint="choose a preset of conf/model") from None
     if not isinstance(data, dict):

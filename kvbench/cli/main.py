@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvbench.cli import job, settings
 from kvbench.cli.arguments import parse_arguments
 from kvbench.cli.overrides import explain, template
-from kvbench.errors import ConfigError, KvbenchError
+from kvbench.errors import ConfigError, KvbenchError, disk_message
 from kvbench.parallel import launch
 from kvbench.results.sweeps import SWEEPS, named_sweep, read_manifest
 from kvbench.util.door import INTERRUPTED
@@ -39,11 +39,7 @@ def main(argv: Sequence[str]) -> int:
             silence(sys.stdout)
         return _left(0)
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        say(
-            f"error: {place}{error.strerror or error}.\n  hint: check the folder's permissions, the "
-            "free disk space and the length of the name"
-        )
+        say(f"error: {disk_message(error)}")
         return _left(1)
     except KvbenchError as error:
         say(f"error: {error}")

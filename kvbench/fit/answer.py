@@ -222,8 +222,9 @@ def check_room(wish: Wish) -> None:
     if wish.room(1, 1) > 0:
         return
     need, have = (wish.budget - wish.room(1, 1)) / 2**30, wish.budget / 2**30
+    fewer = "" if wish.model.size is not None or wish.model.precision.bits < 5 else "--weights int4, "
     raise KvbenchError(
         f"{wish.model.name} on {wish.gpu.name}: weights ({wish.weights / 2**30:.1f} GiB in "
         f"{wish.model.precision.name}) and what a step needs take {need:.1f} GiB of {have:.1f} usable.\n"
-        "  hint: use --weights int4, more GPUs (--gpus 2) or a card with more memory"
+        f"  hint: use {fewer}more GPUs (--gpus {2 * wish.gpus}) or a card with more memory"
     )

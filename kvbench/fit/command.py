@@ -20,6 +20,9 @@ from kvbench.profiling.roofline import GPUS, Gpu, gpu_named, own_gpu
 from kvbench.util.door import reporting
 from kvbench.util.requirements import Package, check_packages, check_writable
 
+#: endings of the names of plots
+PLOTS = (".png", ".pdf", ".svg")
+
 
 @reporting()
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,6 +129,8 @@ def suited(model: FitModel, names: Sequence[str] | None) -> tuple[list[CacheForm
 
 def _answer(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
+        if arguments.plot.suffix not in PLOTS:
+            raise ConfigError("--plot", arguments.plot, "is no name of a picture", allowed=PLOTS, hint="--plot fit.png")
         check_packages([Package("matplotlib", "--plot", str(arguments.plot), "run pip install 'kvbench[plot]'")])
         check_writable(str(arguments.plot), "--plot", file=True)
     card = card_of(arguments)
@@ -135,6 +140,8 @@ def _answer(arguments: argparse.Namespace) -> int:
     if model.longest is not None and context > model.longest:
         problem = f"is longer than the {model.longest} tokens that {model.name} was made for"
         raise ConfigError("--context", context, problem, hint=f"--context {model.longest}")
+    if engine != "llama.cpp":  # which gives each GPU whole layers
+        model.check_gpus(arguments.gpus)
     wish = Wish(model, card, context, arguments.batch, arguments.gpus, arguments.utilization)
     check_room(wish)
     rows, left_out = fit_rows(wish, arguments.formats, arguments.weights == "fp8")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,15 @@ class FitModel:
         part = replace(self.cache, heads=heads[0], query_heads=heads[1])
         return part.bytes(method, tokens, tokens).total
 
+    def check_gpus(self, gpus: int) -> None:
+        """Raise ConfigError if vLLM and SGLang cannot divide the heads of each layer among `gpus` GPUs."""
+        heads, keys = self.shape().query_heads, self.cache.heads if self.cache else 1
+        allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (keys % n == 0 or n % keys == 0)]
+        if gpus not in allowed:
+            problem = f"{self.name} has {heads} query heads and {keys} for keys, which so many GPUs cannot share"
+            hint = f"--gpus {max(n for n in allowed if n < gpus)}, or --engine llama.cpp, which splits layers"
+            raise ConfigError("--gpus", gpus, problem, allowed=allowed, hint=hint)
+
     def shape(self) -> Shape:
         """Return the dimensions that activations depend on."""
         get = self.numbers.get
@@ -139,14 +149,26 @@ def read_model(name: str, weights: str | None = None, size_gib: float | None = N
         try:
             numbers = numbers_of(name)
         except ConfigError as error:  # the bench names its own option
-            hint = error.hint.replace("--model ", "")
+            hint = error.hint.replace("--model ", "").replace("--model=NAME", "name another model")
             raise ConfigError("MODEL", error.value, error.problem, allowed=error.allowed, hint=hint) from None
-        return model_of(name, numbers, size_gib, weights)
+        with _typed(name):
+            return model_of(name, numbers, size_gib, weights)
     if weights is not None:
         problem = "cannot change the weights of a GGUF file"
         raise ConfigError("--weights", weights, problem, hint="leave it out, or name the original checkpoint")
-    numbers, size = _gguf_numbers(name, size)
-    return replace(model_of(name, numbers, size / 2**30), precision=Precision("the file"), gguf=True)
+    with _typed(name):
+        numbers, size = _gguf_numbers(name, size)
+        return replace(model_of(name, numbers, size / 2**30), precision=Precision("the file"), gguf=True)
+
+
+@contextmanager
+def _typed(name: str) -> Iterator[None]:
+    """Raise ConfigError where the code inside finds a value of another type than a model's configuration has."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        problem = f"has a configuration that makes no sense ({type(error).__name__}: {str(error)[:80]})"
+        raise ConfigError("MODEL", name, problem, hint="correct its config.json, or name another model") from None
 
 
 def model_of(
@@ -199,6 +221,7 @@ def _gguf_numbers(name: str, size: float | None) -> tuple[dict[str, Any], float]
     head: Any = header.keys.get(f"{kind}.attention.key_length")
     numbers |= {"model_type": kind, "tie_word_embeddings": "output.weight" not in tensors}
     numbers |= {"vocab_size": tensors["token_embd.weight"].shape[1]} if "token_embd.weight" in tensors else {}
+    check_sizes(numbers)
     if "kv_lora_rank" in numbers:
         rope = int(numbers["qk_rope_head_dim"])
         wide: Any = header.keys.get(f"{kind}.attention.key_length_mla") or head

@@ -14,6 +14,8 @@ from kvbench.util.table import render_table
 HEAD = ("format", "fits", "longest context", "largest batch", "cache GiB", "TPOT ms", "interval", "KL, nats", "flips %")
 #: points of the plot for each doubling of the context
 _PER_OCTAVE = 2
+#: lines that tell formats of similar colours apart
+_STYLES = ("-", "--", ":")
 
 
 def answer_sentence(wish: Wish, rows: Sequence[FitRow], engine: str | None = None) -> str:
@@ -32,10 +34,12 @@ def answer_sentence(wish: Wish, rows: Sequence[FitRow], engine: str | None = Non
         )
     if row is None:
         far = max(rows, key=lambda row: row.longest_context)
+        most = f"the longest context is {far.longest_context:,} tokens, with {far.format}"
+        if not far.longest_context:
+            most = f"there is no room for a token of each of {wish.batch} sequences"
         return (
-            f"Nothing fits {asked} of {wish.model.name} on {card}: the longest context is "
-            f"{far.longest_context:,} tokens, with {far.format}; use a shorter --context, a smaller --batch, "
-            "--weights int4 or --gpus 2."
+            f"Nothing fits {asked} of {wish.model.name} on {card}: {most}; use a shorter --context, a smaller --batch, "
+            f"--weights int4 or --gpus {2 * wish.gpus}."
         )
     served = engine or ", ".join(name for name in ENGINES if name in row.flags)
     what = f"Use {row.format} ({served}) for {asked} of {wish.model.name} on {card}"
@@ -129,7 +133,8 @@ def draw_fit(wish: Wish, rows: Sequence[FitRow], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 5))
-    for row in rows:
+    colours = matplotlib.colormaps["turbo"].resampled(len(rows))
+    for index, row in enumerate(rows):
         lengths, length = list[int](), 1024.0
         while length < row.longest_context:
             lengths.append(round(length))
@@ -137,7 +142,8 @@ def draw_fit(wish: Wish, rows: Sequence[FitRow], path: Path) -> None:
         if row.longest_context:
             lengths.append(row.longest_context)
             times = [1e3 * step_time(replace(wish, context=at), FORMATS[row.format])[0] for at in lengths]
-            axes.plot(lengths, times, marker="o", markevery=[-1], label=row.format)
+            style = _STYLES[index % len(_STYLES)]
+            axes.plot(lengths, times, style, color=colours(index), marker="o", markevery=[-1], label=row.format)
     axes.axvline(wish.context, color="grey", linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_xlabel(f"context, tokens (batch {wish.batch}; a dot: the longest that fits)")

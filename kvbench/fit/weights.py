@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.errors import ConfigError
+from kvbench.models.checkpoint import longest
 from kvbench.models.layer_types import ATTENDING, layer_types
 from kvbench.models.quantized.formats import KEY, stored
 
@@ -25,10 +26,13 @@ GROUP_BYTES = 4
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 #: sizes that a configuration may leave out, and must give as whole numbers
 SIZES = (
+    *("hidden_size", "num_attention_heads", "sliding_window"),
     *("intermediate_size", "num_key_value_heads", "head_dim", "vocab_size", *EXPERTS, "num_experts_per_tok"),
     *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "n_shared_experts"),
     *("moe_intermediate_size", "shared_expert_intermediate_size", "first_k_dense_replace", "decoder_sparse_step"),
 )
+#: largest number of layers, and of anything else
+MOST_LAYERS, MOST_SIZE = 1 << 12, 1 << 40
 #: what to type where the weights of a model cannot be counted
 INSTEAD = "--weights-gb 12.5, the size of its files"
 
@@ -83,8 +87,8 @@ def checkpoint_precision(numbers: Mapping[str, Any], name: str = "") -> Precisio
         given = {"bits": group.get("num_bits"), "group_size": group.get("group_size")}
     if method in ("awq", "gptq", "compressed-tensors", "auto-round"):
         bits, size = given.get("bits") or given.get("w_bit") or 4, given.get("group_size")
-        if not isinstance(bits, int | float) or bits <= 0:
-            raise ConfigError(f"model.{KEY}.bits", bits, "must be a number above 0", hint=INSTEAD)
+        if not isinstance(bits, int | float) or not 0 < bits <= 32:
+            raise ConfigError(f"model.{KEY}.bits", bits, "must be a number above 0, and at most 32", hint=INSTEAD)
         return Precision(f"{method} {bits} bits", bits, size if isinstance(size, int) and size > 0 else None)
     if method == "modelopt":
         method = str(given.get("quant_algo") or (given.get("quantization") or {}).get("quant_algo") or "").lower()
@@ -170,18 +174,31 @@ class Weights:
 
 
 def check_sizes(numbers: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a size of a ``config.json`` that is not a whole number, or is missing beside another."""
+    """Raise ConfigError for a size of a ``config.json`` that is no number, out of range, or missing beside another."""
+    hint, length, layers = "correct its config.json", longest(numbers), numbers.get("num_hidden_layers")
+    if not isinstance(kind := numbers.get("model_type") or "", str):
+        raise ConfigError("model.model_type", kind, "must be a text", hint=hint)
     for key in SIZES:
         value = numbers.get(key)
-        if value is not None and (not isinstance(value, int) or value < 0):
-            raise ConfigError(f"model.{key}", value, "must be a whole number", hint="correct its config.json")
+        if value is not None and (type(value) is not int or value < 0):
+            raise ConfigError(f"model.{key}", value, "must be a whole number", hint=hint)
+        if value is not None and value > MOST_SIZE:
+            raise ConfigError(f"model.{key}", value, f"is larger than {MOST_SIZE}", hint=hint)
     if numbers.get("kv_lora_rank"):
         _whole(numbers, "qk_rope_head_dim")
+    if length is not None and length < 1:
+        raise ConfigError("model.max_position_embeddings", length, "must be 1 or greater", hint=hint)
+    if layers is not None and _whole(numbers, "num_hidden_layers") > MOST_LAYERS:
+        raise ConfigError("model.num_hidden_layers", layers, f"is larger than {MOST_LAYERS}", hint=hint)
+    kinds = layer_types(numbers)
+    if kinds is not None and len(kinds) != layers:
+        problem = f"lists the kinds of {len(kinds)} layers, but num_hidden_layers is {layers}"
+        raise ConfigError("model.layer_types", None, problem, hint=hint)
 
 
 def _whole(numbers: Mapping[str, Any], key: str) -> int:
     value = numbers.get(key)
-    if not isinstance(value, int) or value < 1:
+    if type(value) is not int or value < 1:
         raise ConfigError(
             f"model.{key}", value, "must be a whole number, 1 or greater", hint="complete its config.json"
         )

@@ -31,25 +31,24 @@ def shared_rows(folder: Path) -> tuple[list[list[Any]], list[str]]:
     bytes, fp16's bytes, device, who, link, status, file]``; reaches are 2 standard errors. Bytes are not recomputed
     here: ``python -m kvbench.submit --check`` does that.
     """
-    rows, notes = list[board.BoardRow](), list[str]()
-    for path in row_files(folder)[:MOST_ROWS]:
+    rows, files = list[board.BoardRow](), row_files(folder)
+    notes = [f"the leaderboard has {len(files)} rows, of which {MOST_ROWS} are shown"] if files[MOST_ROWS:] else []
+    for path in files[:MOST_ROWS]:
         try:
             rows.append(read_row(path))
         except board.RowError as error:
             notes.append(f"not a row of the leaderboard: {error}")
-    exact = {row.group: row for row in rows if row.name == "fp16" and row.again is None}
-    return [_shared_row(row, rows, exact.get(row.group)) for row in rows if row.again is None], notes
+    return [_shared_row(row, rows) for row in rows if row.again is None], notes
 
 
-def _shared_row(row: board.BoardRow, rows: Sequence[board.BoardRow], exact: board.BoardRow | None) -> list[Any]:
-    pair = None if exact is None or exact is row else board.mean_difference(row, exact)
-    by = list(dict.fromkeys(one.who for one in rows if one.again == row.digest))
+def _shared_row(row: board.BoardRow, rows: Sequence[board.BoardRow]) -> list[Any]:
+    pair = board.from_exact(row, rows)
     numbers = (
         *(row.mean.value, 2 * row.mean.stderr if row.mean.stderr is not None else None, row.mean.n),
         *((None, None) if pair is None else (pair.value, 2 * pair.stderr if pair.stderr is not None else None)),
         *(row.bytes.total, row.bytes.fp16),
     )
-    texts = row.device, row.who, row.link, f"reproduced by {', '.join(by)}" if by else "self-reported", row.file
+    texts = row.device, row.who, row.link, board.row_status(row, rows), row.file
     names = (row.name, row.model, row.data, row.group, row.measure)
     return [*(shorten_middle(text, 80) for text in names), *map(short_number, numbers),
             *(None if text is None else shorten_middle(text, 200) for text in texts)]  # fmt: skip

@@ -22,8 +22,11 @@ VERSION = 1
 KIND = "row"
 #: folder of the rows in the repository
 FOLDER = Path("leaderboard")
-#: standard errors within which a rerun agrees
-AGREE = 3.0
+#: standard errors within which a rerun agrees, and the share of a row's samples that it must have
+AGREE, FEWEST = 3.0, 0.5
+
+#: longest message about a row, in characters
+LONGEST_MESSAGE = 500
 
 Measure = Literal["score", "perplexity", "kl"]
 #: measures, and whether more is better
@@ -34,7 +37,10 @@ Sample = list[Any]
 
 
 class RowError(KvbenchError):
-    """Error for a file that is no row of the leaderboard, or whose parts contradict each other."""
+    """Error for a file that is no row of the leaderboard, or whose parts contradict each other; long values are cut."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} ...")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,3 +234,38 @@ def mean_difference(row: BoardRow, other: BoardRow) -> BoardDifference | None:
         return None
     spread = aggregate.root_mean(part.stderr for part in parts)
     return BoardDifference("mean", fmean(part.value for part in parts), spread, sum(part.n for part in parts), True)
+
+
+def from_exact(row: BoardRow, rows: Sequence[BoardRow]) -> BoardDifference | None:
+    """Return the difference of a row from an fp16 row with the same samples; None if there is none among `rows`.
+
+    An fp16 row by the same name comes before those of others. A KL divergence is a difference from fp16 already.
+    """
+    exact = [one for one in rows if one.name == "fp16" and one.again is None and one.group == row.group]
+    others = [] if row.measure == "kl" or row in exact else sorted(exact, key=lambda one: one.who != row.who)
+    return next((pair for one in others if (pair := mean_difference(row, one))), None)
+
+
+def disagreement(row: BoardRow, other: BoardRow) -> str | None:
+    """Return why `row` does not reproduce `other`; None if it does."""
+    if row.who == other.who:
+        return f"{row.who} cannot reproduce a row of their own; another --who is needed"
+    if not row.again_of(other):
+        return f"its settings are not those of {other.file}"
+    parts = differences(row, other)
+    if (count := sum(part.n for part in parts)) < FEWEST * other.mean.n:
+        return f"has {count} of the {other.mean.n} samples of {other.file}; at least {FEWEST:.0%} are needed"
+    wrong = next((part for part in parts if not part.agrees), None)
+    if wrong is None:
+        return None
+    kind = "paired" if wrong.paired else "independent"
+    error = "unknown" if wrong.stderr is None else f"{wrong.stderr:.3g}"
+    return f"{wrong.key} differs from {other.file} by {wrong.value:+.3g}, {kind} standard error {error}, n={wrong.n}"
+
+
+def row_status(row: BoardRow, rows: Sequence[BoardRow]) -> str:
+    """Return by whom among the authors of `rows` a row was reproduced, or that it is self-reported or a rerun."""
+    if row.again is not None:
+        return "a rerun"
+    names = dict.fromkeys(one.who for one in rows if one.again == row.digest and disagreement(one, row) is None)
+    return f"reproduced by {', '.join(names)}" if names else "self-reported"

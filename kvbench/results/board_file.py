@@ -92,7 +92,7 @@ def parse_row(content: Any) -> BoardRow:
         RowError: a part is too large or unprintable, or contradicts another.
         ShapeError: a key is missing or unknown, or its value has the wrong type.
     """
-    for key, value, depth in _leaves(content):
+    for key, value, depth in leaves(content):
         if depth > MOST_DEPTH:
             raise RowError(f"{key[:LONGEST_NAME]}: nested more than {MOST_DEPTH} levels")
         if isinstance(value, str) and (len(value) > LONGEST or printable(value) != value):
@@ -110,7 +110,7 @@ def parse_row(content: Any) -> BoardRow:
     return row
 
 
-def _leaves(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any, int]]:
+def leaves(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any, int]]:
     """Yield dotted key, value and level of every text and number; keys of objects count as texts."""
     if depth > MOST_DEPTH or not isinstance(value, (dict, list)):
         yield key, value, depth
@@ -118,15 +118,15 @@ def _leaves(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, An
     for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
         if isinstance(name, str):
             yield key or "the content", name, depth
-        yield from _leaves(inner, f"{key}.{name}" if key else str(name), depth + 1)
+        yield from leaves(inner, f"{key}.{name}" if key else str(name), depth + 1)
 
 
 def _problems(row: BoardRow) -> Iterator[str]:
-    """Yield in what a row contradicts itself."""
+    """Yield each part of a row that makes no sense or contradicts another."""
     if row.measure not in MEASURES:
         yield f"measure={row.measure}: expected one of {', '.join(MEASURES)}"
-    if not row.who.strip() or len(row.who) > LONGEST_NAME:
-        yield f"who: a name of 1 to {LONGEST_NAME} characters"
+    if not row.who.isprintable() or row.who != row.who.strip() or not 0 < len(row.who) <= LONGEST_NAME:
+        yield f"who: expected a name of 1 to {LONGEST_NAME} visible characters, without spaces around it"
     if row.link is not None and (len(row.link) > LONGEST_LINK or not _LINK.fullmatch(row.link)):
         yield "link: an address that begins with https://, of ordinary characters"
     for key in ("outputs", "again"):
@@ -146,6 +146,9 @@ def _problems(row: BoardRow) -> Iterator[str]:
         yield f"run={row.run}: its settings have the id {run_id(row.identity)}"
     if str(model.get("weights")).startswith("random"):
         yield f"model.weights={model['weights']}: answers of random weights are no result"
+    for key in ("model", "data", "device"):
+        if not 0 < len(value := getattr(row, key)) <= LONGEST_NAME:
+            yield f"{key}={value[:LONGEST_NAME]}: expected a name of 1 to {LONGEST_NAME} characters"
     if model.get("name") != row.model:
         yield f"model={row.model}: its settings name {model.get('name')}"
     yield from _sample_problems(row)

@@ -139,7 +139,7 @@ def pair_siblings(store: RunStore) -> int:
         if metrics is None or other.run_id == store.run_id:
             continue
         with suppress(KvbenchError), other.hold(timeout_s=0, quiet=True):
-            counted = _counted(other, metrics)
+            counted = counted_rows(other, metrics)
             if counted is None:
                 store.say(
                     f"run {other.run_id}: its scores do not cover its current rows; run its command again to update"
@@ -152,7 +152,7 @@ def pair_siblings(store: RunStore) -> int:
     return count
 
 
-def _counted(store: RunStore, metrics: Mapping[str, Any]) -> list[Row] | None:
+def counted_rows(store: RunStore, metrics: Mapping[str, Any]) -> list[Row] | None:
     """Return the rows from which a run's `metrics.json` was computed; None if the run now has more or fewer rows."""
     left_out = set(metrics["samples"].get("left_out") or ())
     rows = store.samples().rows.items()

@@ -19,15 +19,16 @@ from kvbench.errors import KvbenchError
 from kvbench.methods.layer_map import written
 from kvbench.results.aggregate import kv_bytes, nll_per_token, score_key
 from kvbench.results.board import KIND, VERSION, BoardCache, BoardRow, Measure, board_figures
-from kvbench.results.board_file import LONGEST_NAME, parse_row, row_text
+from kvbench.results.board_file import LONGEST_NAME, leaves, parse_row, row_text
 from kvbench.results.code import Code
 from kvbench.results.identity import full_digest, run_id
 from kvbench.results.labels import run_label
 from kvbench.results.samples import Row, outputs
 from kvbench.results.store import RunStore
+from kvbench.results.summary import counted_rows
 from kvbench.runner import sources
 from kvbench.runner.resolve import material
-from kvbench.submit.check import cache_of, cache_shape, cached_tokens
+from kvbench.submit.check import WIDTHS, cache_of, cache_shape, cached_tokens
 
 #: packages whose versions a row names
 VERSIONS = ("kvbench", "python", "torch", "transformers", "tokenizers", "numpy", "triton")
@@ -77,10 +78,14 @@ def row_content(
             f"run {store.run_id}: its model, data or settings are not what they were: their id is now "
             f"{run_id(identity)}.\n  hint: start its command again, and submit that run"
         )
-    left_out = {*metrics["samples"]["left_out"]}
-    rows = [row for name, row in sorted(store.samples().rows.items()) if name not in left_out]
-    width = 4 if (metrics["env"] or {}).get("dtype") == "float32" else 2
-    cache = cache_of(checked.model.dimensions(), width)
+    counted = counted_rows(store, metrics)
+    if counted is None:
+        raise KvbenchError(
+            f"run {store.run_id}: its scores do not cover its present samples: it goes on, was interrupted, or its "
+            "samples.jsonl was changed.\n  hint: start its command again; it runs what is missing"
+        )
+    rows = sorted(counted, key=lambda row: str(row["id"]))
+    cache = cache_of(checked.model.dimensions(), WIDTHS.get(str((metrics["env"] or {}).get("dtype")), 2))
     measure, samples = board_samples(store, rows, cache)
     scores, mean = board_figures(measure, samples)
     env, held = metrics["env"] or {}, kv_bytes(rows)
@@ -159,13 +164,16 @@ def _check_private(content: Mapping[str, Any]) -> None:
     with suppress(OSError, KeyError, ImportError):
         names.append(getpass.getuser())
     named = {name.lower() for name in names if len(name) >= SHORTEST}
-    problem, setting = "", {*_texts(content["identity"]["setting"])}
+    home = str(Path.home())  # "/" for users without one, as in containers
+    problem, setting = "", content["identity"]["setting"]
+    chosen, data = {*_texts([setting, content.get("device")])}, setting.get("data", {}).get("identity", {})
+    turns = {one["system"] for one in (data, data.get("over") or {}) if one.get("system")}
     for part in _texts({key: value for key, value in content.items() if key not in ("who", "link")}):
-        if part.startswith(("/", "~", "\\")) or str(Path.home()) in part or ".." in part.split("/"):
+        if part.startswith(("/", "~", "\\")) or (len(home) > 1 and home in part) or ".." in part.split("/"):
             problem = "a path"
-        elif named & {*part.lower().split()}:
+        elif part in chosen and named & {*part.lower().split()}:
             problem = "the name of a machine or user"
-        elif part in setting and len(part) > LONGEST_NAME:
+        elif part in turns or (part in chosen and len(part) > LONGEST_NAME):
             problem = "a text that may be a prompt"
         if problem:
             raise KvbenchError(
@@ -175,11 +183,7 @@ def _check_private(content: Mapping[str, Any]) -> None:
 
 
 def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        return [text for item in value.items() for part in item for text in _texts(part)]
-    return [text for item in value for text in _texts(item)] if isinstance(value, (list, tuple)) else []
+    return [text for _, text, _ in leaves(value) if isinstance(text, str)]
 
 
 def finished_row(content: Mapping[str, Any]) -> tuple[str, BoardRow]:

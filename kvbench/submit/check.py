@@ -31,6 +31,8 @@ MEASURED = {
 }
 #: what a name of a preset never has: a folder, or the ending of a file that can be loaded
 _FILE = re.compile(r"[/\\]|\.(py|ya?ml|safetensors)\b")
+#: bytes of a full-precision number by dtype
+WIDTHS: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 #: longest sequence, and most layers, heads and channels, that are counted
 MOST_TOKENS, MOST_SIZE = 1 << 24, 1 << 10
 #: what code that reads settings raises for those that no configuration has
@@ -51,7 +53,7 @@ def check_bytes(row: BoardRow) -> None:
 def _wrong_bytes(row: BoardRow) -> Iterator[str]:
     shape, method = row_shape(row), row_method(row)
     named = {"method": {**row.identity["method"]["method"], "layers": row.layers}, "quantizer": {"name": row.quantizer}}
-    if not f"{row.name} ".startswith(f"{short_name(named)} "):
+    if row.name not in (short_name(named), f"{short_name(named)} dtype={row.dtype}"):
         yield f"name={row.name}: its settings are {short_name(named)}"
     counted, width = not unpredicted(method), row.cache.width
     samples = [sample for group in row.samples.values() for sample in group]
@@ -77,11 +79,19 @@ def _wrong_bytes(row: BoardRow) -> Iterator[str]:
         slack = 1e-3 * number if part in ("bits", "per_token") else len(PARTS)
         if abs(getattr(row.bytes, part) - number) > slack:
             yield f"bytes.{part}: {getattr(row.bytes, part):,}; its samples and settings give {number:,.8g}"
+    parts = [getattr(row.bytes, part) for part in PARTS]
+    if min(parts) < 0 or abs(sum(parts) - row.bytes.total) > len(PARTS):
+        yield f"bytes: parts of {', '.join(f'{part:,}' for part in parts)} are not those of {row.bytes.total:,}"
+
+
+@cache
+def _exact() -> Method:
+    return load_method("fp16")
 
 
 def half_bytes(shape: CacheShape, tokens: int, width: int) -> int:
     """Return the bytes of a sequence's keys, values and states in 16 bits; `width` is that of the model's numbers."""
-    return shape.bytes(load_method("fp16"), tokens, tokens).total - shape.state + shape.state * 2 // width
+    return shape.bytes(_exact(), tokens, tokens).total - shape.state + shape.state * 2 // width
 
 
 def cached_tokens(shape: CacheShape, prompt: int, halves: int, width: int) -> int:
@@ -126,8 +136,10 @@ def row_shape(row: BoardRow) -> CacheShape:
     own, name = row.cache, base_name(row.model)
     sizes = (own.layers, own.query_heads, own.heads, own.channels)
     windows = all(window is None or window > 0 for window in own.windows)
-    if min(sizes) < 1 or max(sizes) > MOST_SIZE or not windows or own.width not in (2, 4) or own.state < 0:
+    if min(sizes) < 1 or max(sizes) > MOST_SIZE or not windows or own.state < 0:
         raise RowError(f"cache: {own} makes no sense")
+    if own.width != WIDTHS.get(row.dtype):
+        raise RowError(f"cache.width={own.width}, dtype={row.dtype}: expected one of {dict(WIDTHS)}")
     if len(own.windows) != own.layers:
         raise RowError("cache.windows: expected a number of tokens or null for each layer")
     if name in group_options("model") and own != (known := cache_of(numbers_of(name), own.width)):

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from kvbench.cli.report_runs import RUNS, Code, find_run
 from kvbench.errors import ConfigError, KvbenchError
-from kvbench.results.board import FOLDER, BoardRow
+from kvbench.results.board import FOLDER, BoardRow, disagreement
 from kvbench.results.board_file import read_row
 from kvbench.results.store import find_runs
 from kvbench.submit.build import finished_row, row_content
 from kvbench.submit.check import check_bytes
-from kvbench.submit.listing import README, agreement, disagreement, listing_markdown, read_listing
+from kvbench.submit.listing import README, agreement, listing_markdown, read_listing
 from kvbench.util import atomic
 from kvbench.util.door import reporting
-from kvbench.util.requirements import exists
+from kvbench.util.requirements import check_writable, exists
 
 #: name in a row that is only compared
 NOBODY = "(not submitted)"
@@ -68,7 +68,9 @@ def _check(arguments: argparse.Namespace) -> int:
             check_bytes(row)
             print(f"{name}: {row.name} on {row.model}, {row.bytes.bits:.2f} bits an element; the check passes")
         return 0
-    exists(str(arguments.to), "--to")
+    check_folder(arguments.to, "--to")
+    if arguments.write:
+        check_writable(str(arguments.to), "--to")
     listing, page = read_listing(arguments.to), arguments.to / README
     for problem in listing.problems:
         print(f"refused: {problem}", file=sys.stderr)
@@ -78,23 +80,26 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.write:
         atomic.replace_file(page, text.encode())
     elif not page.is_file() or page.read_text(encoding="utf-8") != text:
-        print(f"{page} does not show these rows.\n  hint: python -m kvbench.submit --write", file=sys.stderr)
+        print(f"{page} does not show these rows.\n  hint: {_next(arguments.to)}", file=sys.stderr)
         return 1
     print(f"{arguments.to}: {len(listing.rows)} rows pass the check")
     return 0
 
 
 def _submit(arguments: argparse.Namespace) -> int:
-    if arguments.who is None and arguments.again is None:
-        raise ConfigError("--who", None, "is needed: the name to show with the rows", hint="--who 'A Reader'")
-    exists(str(arguments.results), "--results")
+    if not (arguments.who or (arguments.who is None and arguments.again)):
+        raise ConfigError("--who", arguments.who, "must be the name to show with the rows", hint="--who 'A Reader'")
+    if arguments.who:
+        check_writable(str(arguments.to), "--to")
+    check_folder(arguments.results, "--results")
     stores = find_runs(arguments.results)
     if not stores:
         raise KvbenchError(f"there are no runs in {arguments.results}.\n  hint: name another folder with --results DIR")
     first = None if arguments.row is None else read_row(arguments.row)
     today, code = date.today().isoformat(), Code()
     made: list[tuple[str, BoardRow]] = []
-    for store in (find_run(stores, name) for name in arguments.names or [arguments.again]):
+    chosen = {(store := find_run(stores, name)).run_id: store for name in arguments.names or [arguments.again]}
+    for store in chosen.values():
         content = row_content(
             store, arguments.who or NOBODY, arguments.link, today, None if first is None else first.digest, code
         )
@@ -113,5 +118,16 @@ def _submit(arguments: argparse.Namespace) -> int:
         path = arguments.to / row.file
         atomic.replace_file(path, text.encode())
         print(f"{path}: {row.name} on {row.model}, {row.bytes.bits:.2f} bits an element")
-    print(f"next: look at the files, then python -m kvbench.submit --write --to {arguments.to}")
+    print(f"next: look at the files, then {_next(arguments.to)}")
     return 0
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Raise ConfigError unless the folder that an option names is there."""
+    if not exists(str(folder), option) or not folder.is_dir():
+        raise ConfigError(option, folder, "is no folder", hint=f"{option} DIR, a folder that exists")
+
+
+def _next(folder: Path) -> str:
+    """Return the command that writes the page of a folder of rows."""
+    return "python -m kvbench.submit --write" + ("" if folder == FOLDER else f" --to {folder}")

@@ -17,15 +17,14 @@ from kvbench.results.board import (
     BoardRow,
     RowError,
     differences,
-    mean_difference,
+    disagreement,
+    from_exact,
+    row_status,
 )
 from kvbench.results.board_file import read_row, row_files
 from kvbench.submit.check import check_bytes, row_method, unpredicted
 
 README = "README.md"
-SELF = "self-reported"
-#: share of a row's samples that a rerun must have
-FEWEST = 0.5
 ABOUT = """# Leaderboard
 
 Runs of kvbench, each a JSON file in this folder that anybody can add ([how](../docs/leaderboard.md)). This page is
@@ -39,7 +38,7 @@ difference from the fp16 row of the same samples. Bits are per element of keys a
 HEAD = ("setting", "value (95 %)", "n", "Δ fp16 (95 %)", "bits", "bytes a token", "device", "by", "status", "row")
 #: titles of measures
 TITLES = {"score": "score", "perplexity": "perplexity", "kl": "KL divergence from fp16, nats (mean over samples)"}
-_MARKUP = re.compile(r"([\\`*_{}\[\]<>()#|~!&])")
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>()#|~!&$])")
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,6 @@ class Listing:
 
     rows: Sequence[BoardRow]
     problems: Sequence[str]
-
-    def status(self, row: BoardRow) -> str:
-        """Return who reproduced a row, or that it is self-reported."""
-        names = dict.fromkeys(one.who for one in self.rows if one.again == row.digest)
-        if row.again is not None:
-            return "a rerun"
-        return f"reproduced by {', '.join(names)}" if names else SELF
 
 
 def read_listing(folder: Path) -> Listing:
@@ -88,23 +80,6 @@ def _together(rows: Sequence[BoardRow]) -> Iterator[str]:
             yield f"{row.file}: {problem}"
 
 
-def disagreement(row: BoardRow, other: BoardRow) -> str | None:
-    """Return why `row` does not reproduce `other`; None if it does."""
-    if row.who == other.who:
-        return f"{row.who} cannot reproduce a row of their own; another --who is needed"
-    if not row.again_of(other):
-        return f"its settings are not those of {other.file}"
-    parts = differences(row, other)
-    if (count := sum(part.n for part in parts)) < FEWEST * other.mean.n:
-        return f"has {count} of the {other.mean.n} samples of {other.file}; at least {FEWEST:.0%} are needed"
-    wrong = next((part for part in parts if not part.agrees), None)
-    if wrong is None:
-        return None
-    kind = "paired" if wrong.paired else "independent"
-    error = "unknown" if wrong.stderr is None else f"{wrong.stderr:.3g}"
-    return f"{wrong.key} differs from {other.file} by {wrong.value:+.3g}, {kind} standard error {error}, n={wrong.n}"
-
-
 def agreement(row: BoardRow, other: BoardRow) -> str:
     """Return how a row compares with the one that it reproduces."""
     if row.outputs == other.outputs:
@@ -131,7 +106,6 @@ def listing_markdown(listing: Listing) -> str:
 
 def _group_lines(listing: Listing, rows: list[BoardRow]) -> Iterator[str]:
     first, title = rows[0], TITLES[rows[0].measure]
-    exact = [row for row in rows if row.name == "fp16" and row.again is None]
     keys = ", ".join(first.samples)
     yield f"## {markdown_escape(f'{first.model}, {first.data}')}\n"
     better = "more" if MEASURES[first.measure] else "less"
@@ -142,8 +116,7 @@ def _group_lines(listing: Listing, rows: list[BoardRow]) -> Iterator[str]:
     yield f"| {' | '.join(HEAD)} |"
     yield f"|:--|{'--:|' * 5}:--|:--|:--|:--|"
     for row in sorted(rows, key=lambda row: (-row.bytes.bits, row.name, row.digest)):
-        others = [] if row.measure == "kl" else [one for one in exact if one is not row]  # a KL divergence has its own
-        pair = next((found for one in others if (found := mean_difference(row, one))), None)
+        pair = from_exact(row, rows)
         bits = f"{row.bytes.bits:.2f}" + (" measured" if unpredicted(row_method(row)) else "")
         who = markdown_escape(row.who)
         cells = (
@@ -155,7 +128,7 @@ def _group_lines(listing: Listing, rows: list[BoardRow]) -> Iterator[str]:
             f"{row.bytes.per_token:,.0f}",
             markdown_escape(row.device),
             f"[{who}]({row.link})" if row.link else who,
-            markdown_escape(listing.status(row)),
+            markdown_escape(row_status(row, listing.rows)),
             f"[{row.digest[:8]}]({row.file})",
         )
         yield f"| {' | '.join(cells)} |"

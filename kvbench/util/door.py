@@ -60,14 +60,15 @@ def enter(main: Callable[[], int | None]) -> int:
 def reporting(interrupted: str = "interrupted") -> Callable[[Callable[Arguments, int]], Callable[Arguments, int]]:
     """Decorate the main function of a command: a KvbenchError is printed, and its exit status returned.
 
-    Ctrl-C prints `interrupted`, and :data:`INTERRUPTED` is returned. If nobody reads the output any more, as behind
-    ``| head``, the status is 0.
+    Of an OSError, such as a full disk, the file and the reason are printed, and the status is 1. Ctrl-C prints
+    `interrupted`, and :data:`INTERRUPTED` is returned. If nobody reads the output any more, as behind ``| head``, the
+    status is 0.
     """
 
     def decorate(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
         @wraps(main)
         def reported(*args: Arguments.args, **kwargs: Arguments.kwargs) -> int:
-            from kvbench.errors import KvbenchError
+            from kvbench.errors import KvbenchError, disk_message
 
             try:
                 status = main(*args, **kwargs)
@@ -82,6 +83,9 @@ def reporting(interrupted: str = "interrupted") -> Callable[[Callable[Arguments,
             except BrokenPipeError:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return 0
+            except OSError as error:
+                print(f"error: {disk_message(error)}", file=sys.stderr)
+                return 1
 
         return reported
 

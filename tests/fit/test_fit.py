@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -179,6 +180,11 @@ def test_commands_of_engines(capsys: pytest.CaptureFixture[str]) -> None:
         ("llama3.1-8b --gpu own --memory-gb 24", 2, "--bandwidth-TBs 0.9"),
         ("llama3.1-8b --gpu h100 --bandwidth-TBs 2", 2, "is for a card that is not listed"),
         ("none.gguf --gpu h100", 2, "does not exist"),
+        ("llama3.1-8b --gpu h100 --plot fit.foo", 2, "use --plot fit.png"),
+        ("llama3.1-8b --gpu h100 --gpus 3", 2, "8 for keys, which so many GPUs cannot share"),
+        ("llama3.1-8b --gpu h100 --gpus 1000000", 2, "use --gpus 32, or --engine llama.cpp"),
+        ("llama3.1-8b --gpu h100 --weights-gb 100", 1, "use more GPUs (--gpus 2)"),
+        ("endpoint --gpu h100", 2, "name another model"),
         ("llama3.1-8b --gpu t4", 1, "use --weights int4"),
     ],
 )
@@ -205,6 +211,12 @@ def test_models_that_are_refused_by_name() -> None:
         ({**GEMMA2, "head_dim": -64}, "head_dim=-64: must be a whole number"),
         ({**LATENT, "qk_rope_head_dim": None}, "model.qk_rope_head_dim"),
         ({**GEMMA2, "quantization_config": {"quant_method": "awq", "bits": "four"}}, "bits=four: must be a number"),
+        ({**GEMMA2, "num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: is larger than 4096"),
+        ({**GEMMA2, "hidden_size": 10**30}, "is larger than"),
+        ({**GEMMA2, "sliding_window": -1}, "sliding_window=-1: must be a whole number"),
+        ({**GEMMA2, "max_position_embeddings": 0}, "max_position_embeddings=0: must be 1 or greater"),
+        ({**GEMMA2, "layer_types": ["full_attention"]}, "the kinds of 1 layers, but num_hidden_layers is 42"),
+        ({**GEMMA2, "model_type": ["gemma2"]}, "must be a text"),
     ):  # fmt: skip
         with pytest.raises(ConfigError) as refused:
             model(numbers)
@@ -219,8 +231,18 @@ def test_a_config_is_json_and_weights_in_fewer_bits_are_another_checkpoint(
     asked = [str(tmp_path), "--gpu", "h200", "--weights", "int4", "--formats", "fp16"]
     (tmp_path / "config.json").write_text(json.dumps(GEMMA2, indent="\t"))
     assert main(asked) == 0 and "in int4 for its name" in capsys.readouterr().out
-    (tmp_path / "config.json").write_text("{no json")
-    assert main(asked) == 2 and "cannot be read" in capsys.readouterr().err
+    for damaged in ("{no json", "[" * 100_000):
+        (tmp_path / "config.json").write_text(damaged)
+        assert main(asked) == 2 and "cannot be read" in capsys.readouterr().err
+    odd: tuple[dict[str, Any], ...] = (
+        {"layer_types": 5},
+        {"quantization_config": {"quant_method": "modelopt", "quantization": [2]}},
+    )
+    for change in odd:
+        (tmp_path / "config.json").write_text(json.dumps({**GEMMA2, **change}))
+        assert main(asked[:3]) == 2 and "configuration that makes no sense" in capsys.readouterr().err
+    (tmp_path / "no.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + b"\0" * 64)  # no metadata
+    assert main([str(tmp_path / "no.gguf"), "--gpu", "h200"]) == 2 and "must be a whole" in capsys.readouterr().err
 
 
 def test_formats_are_ordered_by_bits_however_they_are_asked_for() -> None:
@@ -239,6 +261,8 @@ def test_too_long_a_context_says_what_fits(capsys: pytest.CaptureFixture[str], t
     assert main("llama2-13b --gpu h200 --context 4k --batch 4000".split()) == 1
     said = capsys.readouterr().out
     assert said.startswith("Nothing fits 4k tokens x 4000") and "use a shorter --context" in said
+    assert main("llama2-13b --gpu h200 --batch 200000 --formats fp16".split()) == 1
+    assert "there is no room for a token of each of 200000 sequences" in capsys.readouterr().out
     file = tmp_path / "fit.png"
     pytest.importorskip("matplotlib")
     assert main(["tiny", "--gpu", "l4", "--formats", "fp16", "fp8", "--plot", str(file)]) == 0 and file.stat().st_size

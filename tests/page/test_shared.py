@@ -76,7 +76,7 @@ def test_an_answer_of_fit_has_its_table_and_the_commands_of_the_recommended_form
     assert shared.fit_data({**content, "best": None})["commands"] == []
 
 
-def test_rows_stand_with_their_pairs_and_who_reproduced_them(tmp_path: Path) -> None:
+def test_rows_stand_with_their_pairs_and_who_reproduced_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in LEADERBOARD.glob("5fb9bcc888-*.json"):
         shutil.copy(path, tmp_path)
     rows, notes = shared.shared_rows(tmp_path)
@@ -91,6 +91,8 @@ def test_rows_stand_with_their_pairs_and_who_reproduced_them(tmp_path: Path) -> 
     rows, notes = shared.shared_rows(tmp_path)
     assert len(rows) == 4 and next(row for row in rows if row[0] == "kivi int2")[15] == "reproduced by B"
     assert len(notes) == 1 and notes[0].startswith("not a row of the leaderboard: bad.json: ")
+    monkeypatch.setattr(shared, "MOST_ROWS", 1)
+    assert shared.shared_rows(tmp_path)[1][0] == "the leaderboard has 6 rows, of which 1 are shown"
     assert shared.shared_rows(tmp_path / "none") == ([], [])
 
 

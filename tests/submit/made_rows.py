@@ -48,5 +48,6 @@ def finished_run(
     store.start(config)
     store.samples_path.write_bytes(b"".join(map(encode_row, rows)))
     known = {"code": {"0" * 12: len(rows)}, "sources": {"0" * 12: sources.code(config)}}
-    store.write_metrics(made.metrics(store.run_id, config, rows, **known))
+    metrics = made.metrics(store.run_id, config, rows, **known)
+    store.write_metrics({**metrics, "env": {**(metrics["env"] or {}), "dtype": "bfloat16", "usual_dtype": "bfloat16"}})
     return store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -14,14 +15,14 @@ from kvbench.bench.prediction import CacheShape
 from kvbench.cli.report_runs import Code
 from kvbench.errors import KvbenchError
 from kvbench.methods.load import load_method
-from kvbench.results.board import BoardRow, RowError, board_figures, differences
+from kvbench.results.board import BoardRow, RowError, board_figures, differences, disagreement, from_exact, row_status
 from kvbench.results.board_file import MOST_BYTES, read_row, row_text
 from kvbench.results.identity import run_id
 from kvbench.results.store import RunStore
-from kvbench.submit import build
+from kvbench.submit import build, check
 from kvbench.submit.check import cache_of, cache_shape, cached_tokens, check_bytes, half_bytes, unpredicted
 from kvbench.submit.command import main
-from kvbench.submit.listing import disagreement, listing_markdown, markdown_escape, read_listing
+from kvbench.submit.listing import listing_markdown, markdown_escape, read_listing
 from tests.submit.made_rows import finished_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,8 +149,8 @@ def other_values(row: dict[str, Any]) -> None:
         (put("quantizer", value="../evil.py"), r"names a file"),
         (put("quantizer", value="int4"), r"does not match the formats"),
         (put("layers", value="0:fp16"), r"layers=0:fp16: not the formats by layer of its settings"),
-        (put("who", value=""), r"who: a name of 1 to 80"),
-        (put("who", value="a" * 81), r"who: a name of 1 to 80"),
+        (put("who", value=""), r"who: expected a name of 1 to 80"),
+        (put("who", value="a" * 81), r"who: expected a name of 1 to 80"),
         (put("who", value="a\u202eb"), r"must be printable"),
         (put("link", value="javascript:alert(1)"), r"link: an address"),
         (put("link", value="https://a.example/)[x](https://b.example"), r"link: an address"),
@@ -157,6 +158,14 @@ def other_values(row: dict[str, Any]) -> None:
         (put("outputs", value="0"), r"outputs: expected 64"),
         (put("measure", value="luck"), r"measure"),
         (put("kind", value="recipe"), r"expected 1 and row"),
+        (put("who", value="\u200b"), r"who: expected a name of 1 to 80 visible characters"),
+        (put("name", value="kivi int2, the best of all"), r"its settings are kivi int2$"),
+        (put("date", value="9" * 3000), r"date=9{100,500} \.\.\.$"),
+        (put("dtype", value="float32"), r"cache.width=2, dtype=float32: expected"),
+        (put("dtype", value="the best of all"), r"cache.width=2, dtype=the best of all: expected"),
+        (put("device", value="the best of all " * 6), r"device=the best.*: expected a name of 1 to 80 characters"),
+        (put("identity", "setting", "data", "identity", value={}), r"data=: expected a name"),
+        (put("who", value=" A"), r"who: expected a name of 1 to 80 visible characters"),
         (put("surprise", value=1), r"surprise is not a key"),
         (put("identity", value={}), r"identity: expected setting"),
         (put("identity", "setting", value=[]), r"identity: expected setting"),
@@ -176,6 +185,7 @@ def other_values(row: dict[str, Any]) -> None:
         (put(*METHOD, "rotation", value="x"), r"its settings make no sense"),
         (put("identity", "setting", "model", "weights", value="random"), r"random weights are no result"),
         (put("bytes", "scales", value=0), r"bytes.scales: 0; its samples and settings give 242,346"),
+        (put("bytes", "index", value=-1), r"bytes: parts of .* -1, 0 are not those of 1,109,333"),
         (put("versions", value={"a": {"b": 1}}), r"versions.a is not a text"),
     ],
 )
@@ -184,6 +194,15 @@ def test_a_row_that_contradicts_itself_is_refused(
 ) -> None:
     with pytest.raises((RowError, KvbenchError), match=message):
         read(write(tmp_path, content, change))
+
+
+def test_measured_bytes_have_parts_that_add_up(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(check.MEASURED, "Kivi", "the test says so")
+    for change in (put("bytes", "scales", value=0), put("bytes", "index", value=-7)):
+        with pytest.raises(RowError, match=r"bytes: parts of .* are not those of 1,109,333"):
+            read(write(tmp_path, content, change))
 
 
 @pytest.mark.parametrize(
@@ -254,10 +273,30 @@ def test_reruns_are_compared_sample_by_sample(content: dict[str, Any], tmp_path:
     assert part.paired and part.value == pytest.approx(-0.1) and part.stderr == pytest.approx(0, abs=1e-12)
     assert "key_value@2048 differs from" in str(disagreement(shifted, first))
     assert disagreement(rerun(**scored(1.0, 0.0, 1.0)), first) is None, "one of three answers: within its error"
+    own, poor = rerun(who="A Reader"), rerun(who="C", **scored(0.9, 0.4, 0.9))
+    assert row_status(first, [first, own, poor]) == "self-reported", "their own rerun, and one that does not agree"
+    assert row_status(first, [first, own, poor, rerun()]) == "reproduced by B" and row_status(own, []) == "a rerun"
     few = read(write(tmp_path, {**content, "again": first.digest, "who": "B", **scored(1.0), "bytes": one_of(content)}))
     assert "has 1 of the 3 samples of" in str(disagreement(few, first))
     (part,) = differences(read(write(tmp_path, {**content, **scored(1.0, 0.0, 1.0)})), first)
     assert part.value == pytest.approx(-1 / 6) and part.stderr == pytest.approx(1 / 6)
+
+
+def test_a_difference_is_from_the_fp16_row_of_the_same_name(runs: Path) -> None:
+    made = {name: build.row_content(RunStore(runs, run), "A", None, "2026-11-24") for name, run in names(runs).items()}
+
+    def row(name: str, who: str, score: float) -> BoardRow:
+        content = {**made[name], "who": who}
+        (key, samples), *_ = content["samples"].items()
+        samples = {key: [[digest, score, *sizes] for digest, _, *sizes in samples]}
+        scores, mean = board_figures("score", samples)
+        figures = {"scores": {key: vars(one) for key, one in scores.items()}, "mean": vars(mean)}
+        return build.finished_row({**content, "samples": samples, **figures})[1]
+
+    packed, low, own = row("kivi int2", "A", 0.5), row("fp16", "B", 0.25), row("fp16", "A", 1.0)
+    pairs = [from_exact(packed, rows) for rows in ([low, own, packed], [own, low, packed], [low, packed])]
+    assert [pair and pair.value for pair in pairs] == [-0.5, -0.5, 0.25]
+    assert from_exact(packed, [packed]) is None and from_exact(own, [low, own]) is None
 
 
 def test_the_command_submits_compares_and_writes_the_page(
@@ -339,9 +378,33 @@ def test_runs_that_cannot_be_rows(runs: Path, tmp_path: Path, capsys: pytest.Cap
     (store.path / "metrics.json").unlink()
     store.start(config)
     assert main([store.run_id, *options]) == 1 and "is not finished" in capsys.readouterr().err
+    samples = store.samples_path.read_bytes()
+    store.write_metrics(metrics)
+    store.samples_path.write_bytes(samples[: samples.index(b"\n") + 1])  # as of a run that goes on
+    assert main([store.run_id, *options]) == 1 and "do not cover its present samples" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([])
+    assert main([store.run_id, *options[:-1], ""]) == 2 and "--who=: must be the name" in capsys.readouterr().err
     assert not (tmp_path / "rows").exists()
+
+
+def test_folders_that_are_none_or_full_are_named(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, none, file = names(runs)["kivi int2"], str(tmp_path / "none"), tmp_path / "file"
+    file.write_text("", encoding="utf-8")
+    nowhere = ["--check", "--to", none], ["--write", "--to", str(file)], [run, "--who", "A", "--results", none]
+    for arguments in nowhere:
+        assert main(arguments) == 2 and "is no folder" in capsys.readouterr().err
+    assert main([run, "--results", str(runs), "--who", "A", "--to", str(file)]) == 2
+    assert "is a file, not a folder" in capsys.readouterr().err
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("kvbench.submit.command.atomic.replace_file", full)
+    assert main([run, run, "--results", str(runs), "--who", "A", "--to", str(tmp_path / "to")]) == 1
+    assert "No space left on device.\n  hint: check" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -359,9 +422,18 @@ def test_paths_names_of_the_machine_and_prompts_are_refused(
 ) -> None:
     monkeypatch.setattr(build.socket, "gethostname", lambda: "the-machine-7")
     with pytest.raises(KvbenchError, match=f"a row must not tell {what}"):
-        build._check_private({"identity": {"setting": [{"system": text}]}})
+        build._check_private({"identity": {"setting": {"stop": [text]}}})
+    for data in ({"system": "Be brief."}, {"over": {"system": "Be brief."}}):
+        with pytest.raises(KvbenchError, match=r'may be a prompt: "Be brief."'):
+            build._check_private({"identity": {"setting": {"data": {"identity": data}}}})
     layers = ",".join(f"{layer}:int8/int4" for layer in range(40))
-    build._check_private({"who": text, "device": "AMD EPYC", "layers": layers, "identity": {"setting": ["mini"]}})
+    build._check_private({"who": text, "device": "AMD EPYC", "layers": layers, "identity": {"setting": {}}})
+
+
+def test_words_of_every_row_are_no_private_names(content: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.getpass, "getuser", lambda: "kvbench")
+    monkeypatch.setattr(build.Path, "home", lambda: Path("/"))
+    build._check_private(content)
 
 
 @pytest.mark.parametrize("windows", [(None, None), (None, 64), (64, 64)])
