@@ -26,7 +26,7 @@ from tests.run_support import config
 
 SAMPLES = 24
 #: samples of a run over long answers
-ANSWERS = 8
+ANSWERS = 6
 #: line on standard error before the messages of the two processes that do one run
 RACE = "two processes"
 
@@ -52,10 +52,12 @@ def work(directory: Path) -> Callable[[], object]:
 
 
 def compare_answers(directory: Path) -> Callable[[], object]:
-    made = config(directory, model={"max_length": 2048})
-    options = {"lengths": [512], "limit": ANSWERS}
-    dataset = {"_target_": "kvbench.tasks.fidelity.Fidelity", "name": "fidelity", "over": "mini/passkey"}
-    made |= {"dataset": {**dataset, "options": options}, "decoding": {"max_new_tokens": 400}}
+    text = directory.parent / "text.txt"
+    text.parent.mkdir(parents=True, exist_ok=True)
+    text.write_text(" ".join(f"word{(7 * k * k + 3 * k) % 61}" for k in range(400)), encoding="utf-8")
+    options = {"path": str(text), "lengths": [100], "limit": ANSWERS, "per_document": None, "max_new_tokens": 400}
+    dataset = {"_target_": "kvbench.tasks.fidelity.Fidelity", "name": "fidelity", "over": "text", "options": options}
+    made = {**config(directory, model={"max_length": 2048}), "dataset": dataset}
     return lambda: answer_run(made)
 
 

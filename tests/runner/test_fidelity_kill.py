@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 KILLS = 10
 
 
-@pytest.mark.slow  # 40 s
+@pytest.mark.slow  # 35 s of processor time
 def test_long_answers_resume_at_the_sample_after_ten_kills(tmp_path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.kill_driver", str(tmp_path), str(KILLS), "0", "answers"],
