@@ -81,7 +81,7 @@ def show_positions(arguments: argparse.Namespace, chosen: Sequence[RunStore], ba
         print("\n".join(map(_markdown, curves)), end="")
     else:
         for curve in curves:
-            head, lines = _cells(curve)
+            head, lines = _curve_cells(curve)
             print(printable(f"{curve.run}  {curve.task}"))
             print(render_text(Grid(head, [[Cell(*cell) for cell in line] for line in lines], wraps=()).fitted(fit())))
             print("".join(f"{line}\n" for line in _changes_line(curve)))
@@ -139,7 +139,7 @@ def positions_csv(curves: Sequence[Curve]) -> str:
 
 
 def _markdown(curve: Curve) -> str:
-    head, lines = _cells(curve)
+    head, lines = _curve_cells(curve)
     rows = [f"{curve.run}, {curve.task}:", "", "| " + " | ".join(head) + " |", "|--:" * len(head) + "|"]
     for line in lines:
         texts = (f"{main} ({interval})" if interval else main for main, interval in line)
@@ -152,7 +152,7 @@ def _measures(curve: Curve) -> list[str]:
     return [name for name in HEADINGS if curve.stretches and name in curve.stretches[0].figures]
 
 
-def _cells(curve: Curve) -> tuple[list[str], list[list[tuple[str, str]]]]:
+def _curve_cells(curve: Curve) -> tuple[list[str], list[list[tuple[str, str]]]]:
     """Return the headings of a curve's table, and its lines of cells: a text, and the interval beside it or ""."""
     names = _measures(curve)
     parted = "still_equal" in names

@@ -22,7 +22,7 @@ from kvbench.metrics.fidelity import TOP, Positions, compare_as_llamacpp
 
 Statistics = Literal["exact", "llamacpp"]
 
-#: largest number of logits that are computed at a time: 0.7 GiB of work in float64, however long the answer is
+#: largest number of logits that are computed at a time: less than 1 GiB in float64, however long the answer is
 LOGITS = 2**24
 #: largest difference between the model's own logits and the head's, relative to the largest logit, by dtype
 CLOSE = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}

@@ -28,6 +28,21 @@ def test_a_long_row_is_small_and_comes_back_as_it_was() -> None:
     assert len(line) < 4 * len(NUMBERS) < len(json.dumps(part["kld"])) / 3
 
 
+def test_eight_thousand_tokens_take_14_bytes_each() -> None:
+    """Five figures a position, as random as measured ones: docs/fidelity.md names this size."""
+    draw, count = np.random.default_rng(1), 8000
+    part = {
+        "kld": np.exp(draw.normal(-9, 3, count)),
+        "change": draw.normal(0, 1e-3, count),
+        "nll_base": draw.exponential(0.3, count),
+        "nll": draw.exponential(0.3, count),
+        "top_mass": 1 - np.exp(draw.normal(-6, 2, count)),
+    }
+    line = encode_row({**PLAIN, "fidelity": {name: short_floats(numbers) for name, numbers in part.items()}})
+    plain = json.dumps({name: [float(f"{x:.9g}") for x in numbers] for name, numbers in part.items()})
+    assert len(line) < 14 * count < len(plain) / 5
+
+
 def test_what_would_not_come_back_stays_json() -> None:
     whole = {**PLAIN, "fidelity": {"kld": NUMBERS.tolist(), "other_top": list(range(2 * SHORTEST)), "nll": [1.0]}}
     assert packed_row(whole) == whole and decode_row(encode_row(whole)) == whole
