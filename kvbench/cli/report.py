@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.cli import report_page
-from kvbench.cli.report_positions import add_position_options, check_position_options, show_positions
+from kvbench.cli.report_positions import add_position_options, base_run, check_position_options, show_positions
 from kvbench.cli.report_runs import RUNS, Code, begun, find_run, marked
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.metrics import ruler
@@ -76,7 +76,7 @@ def _main(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.by_position:
         chosen = [_undamaged_run(find_run(stores, name)) for name in arguments.by_position]
-        base = None if arguments.base is None else _undamaged_run(find_run(stores, arguments.base))
+        base = None if arguments.base is None else _undamaged_run(base_run(stores, arguments.base))
         return show_positions(arguments, chosen, base)
     if not arguments.show:
         if arguments.format != "screen":

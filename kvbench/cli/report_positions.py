@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvbench.cli.report_runs import find_run
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.results import summary
 from kvbench.results.aggregate import score_key
@@ -38,10 +39,16 @@ def add_position_options(parser: argparse.ArgumentParser, what: Any) -> None:
     parser.add_argument(
         "--base",
         metavar="RUN",
-        help="with --by-position: the run whose answers the others are compared with (default: the fp16 run with the "
-        "same model, data, decoding and seed)",
+        help="with --by-position: the run, or the folder of one, whose answers the others are compared with "
+        "(default: the fp16 run with the same model, data, decoding and seed)",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="with --by-position: also draw it (kvbench[plot])")
+
+
+def base_run(stores: Sequence[RunStore], name: str) -> RunStore:
+    """Return the run in the folder `name`, or the one of `stores` whose id begins so; raise KvbenchError if none is."""
+    folder = Path(name).absolute()
+    return RunStore(folder.parent, folder.name) if (folder / "config.yaml").is_file() else find_run(stores, name)
 
 
 def check_position_options(arguments: argparse.Namespace) -> None:

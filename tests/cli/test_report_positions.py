@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def lines(printed: str) -> Iterator[dict[str, str]]:
     return csv.DictReader(io.StringIO(printed))
 
 
-def test_answers_are_compared_with_fp16s(stored, capsys) -> None:
+def test_answers_are_compared_with_fp16s(stored, tmp_path, capsys) -> None:
     folder, run, base, _ = stored
     assert shown(folder, run, "--format", "csv") == 0
     whole = list(lines(capsys.readouterr().out))
@@ -66,6 +67,9 @@ def test_answers_are_compared_with_fp16s(stored, capsys) -> None:
     assert shown(folder, base, "--base", run, "--format", "csv") == 0
     turned = [line for line in lines(capsys.readouterr().out) if line["measure"] == "score_higher"]
     assert [float(line["value"]) for line in turned] == [1, 1]
+    shutil.copytree(folder / run, tmp_path / "elsewhere")
+    assert shown(folder, base, "--base", str(tmp_path / "elsewhere"), "--format", "csv") == 0
+    assert list(lines(capsys.readouterr().out))[-4]["value"] == turned[-1]["value"] == "1"
 
 
 def test_fidelity_is_that_of_the_run(stored, capsys) -> None:
