@@ -1,6 +1,8 @@
 """Runs one run undisturbed, killed again and again, and in two processes at once; in forked children. Prints JSON.
 
-python -m tests.kill_driver DIR KILLS SEED
+python -m tests.kill_driver DIR KILLS SEED [answers]
+
+With ``answers``, the run compares predictions over long answers of fp16, which it makes and stores first.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from kvbench.runner.run import answer_run
 from tests.run_support import config
 
 SAMPLES = 24
+#: samples of a run over long answers
+ANSWERS = 6
 #: line on standard error before the messages of the two processes that do one run
 RACE = "two processes"
 
@@ -47,11 +51,23 @@ def work(directory: Path) -> Callable[[], object]:
     return lambda: answer_run(made)
 
 
+def compare_answers(directory: Path) -> Callable[[], object]:
+    text = directory.parent / "text.txt"
+    text.parent.mkdir(parents=True, exist_ok=True)
+    text.write_text(" ".join(f"word{(7 * k * k + 3 * k) % 61}" for k in range(400)), encoding="utf-8")
+    options = {"path": str(text), "lengths": [100], "limit": ANSWERS, "per_document": None, "max_new_tokens": 400}
+    dataset = {"_target_": "kvbench.tasks.fidelity.Fidelity", "name": "fidelity", "over": "text", "options": options}
+    made = {**config(directory, model={"max_length": 2048}), "dataset": dataset}
+    return lambda: answer_run(made)
+
+
 def rows(directory: Path) -> int:
     return sum(len(samples.read_samples(path).rows) for path in directory.glob("*/samples.jsonl"))
 
 
-def kill(directory: Path, kills: int, seed: int, session_s: float) -> dict[str, object]:
+def kill(
+    directory: Path, kills: int, seed: int, session_s: float, work: Callable[[Path], Callable[[], object]] = work
+) -> dict[str, object]:
     """Kill `kills` sessions at random moments, then let the run end; a short session takes `session_s`.
 
     Where a run ends before it was killed often enough, the next one begins in a fresh directory. The first of every
@@ -95,6 +111,12 @@ if __name__ == "__main__":
     with TemporaryDirectory() as elsewhere:  # whatever is imported on the way is imported before the first fork
         answer_run(config(elsewhere, "fp16", dataset={"limit": 2}))
         gc.collect()
+        if sys.argv[4:] == ["answers"]:
+            whole = compare_answers(place / "whole")()
+            gc.collect()
+            gc.freeze()
+            print(json.dumps({"whole": whole, "kill": kill(place / "kill", kills, seed, 2.0, compare_answers)}))
+            sys.exit()
         gc.freeze()  # as in tests/conftest.py
         started = time.perf_counter()
         answer_run(config(elsewhere, dataset={"limit": 2}))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.cli import report_page
+from kvbench.cli.report_positions import add_position_options, base_run, check_position_options, show_positions
 from kvbench.cli.report_runs import RUNS, Code, begun, find_run, marked
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.metrics import ruler
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: argparse.Namespace) -> int:
     exists(str(arguments.results), "--results")
+    check_position_options(arguments)
     wanted = report_page.wanted(arguments)
     if arguments.watch and (arguments.sweep is None or wanted or arguments.show or arguments.compare):
         raise ConfigError("--watch", None, "needs --sweep ID, and no other choice", hint="--sweep ID --watch")
@@ -66,10 +68,17 @@ def _main(arguments: argparse.Namespace) -> int:
                 end="",
             )
         return 0
+    if arguments.by_position:
+        chosen = [_undamaged_run(find_run(stores, name)) for name in arguments.by_position]
+        base = None if arguments.base is None else _undamaged_run(base_run(stores, arguments.base))
+        return show_positions(arguments, chosen, base)
     if not arguments.show:
         if arguments.format != "screen":
             raise ConfigError(
-                "--format", arguments.format, "needs --show or --compare", hint="add --show RUN, or leave out --format"
+                "--format",
+                arguments.format,
+                "needs --show or --compare, or --by-position",
+                hint="add --show RUN, or leave out --format",
             )
         return _list(stores)
     chosen = [_undamaged_run(find_run(stores, name)) for name in arguments.show]
@@ -116,9 +125,10 @@ def _report_parser() -> argparse.ArgumentParser:
         "--format",
         choices=("screen", "markdown", "csv"),
         default="screen",
-        help="output format of --show and --compare (default: %(default)s)",
+        help="output format of --show, --compare and --by-position (default: %(default)s)",
     )
     report_page.add_page_options(parser, what)
+    add_position_options(parser, what)
     parser.add_argument(
         "--watch", action="store_true", help="with --sweep ID: show the table again whenever a job starts or ends"
     )

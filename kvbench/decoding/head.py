@@ -18,11 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.errors import ModelError
-from kvbench.metrics.fidelity import Positions, compare_as_llamacpp
+from kvbench.metrics.fidelity import TOP, Positions, compare_as_llamacpp
 
 Statistics = Literal["exact", "llamacpp"]
 
-#: largest number of logits that are computed at a time
+#: largest number of logits that are computed at a time: less than 1 GiB in float64, however long the answer is
 LOGITS = 2**24
 #: largest difference between the model's own logits and the head's, relative to the largest logit, by dtype
 CLOSE = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
@@ -112,7 +112,7 @@ class Head:
         if not parts:
             none = np.zeros(0)
             empty = np.zeros(0, dtype=np.int64)
-            return Comparison(Positions(none, none, none.astype(bool), none, none), none, empty)
+            return Comparison(Positions(none, none, none.astype(bool), none, none, none), none, empty)
         return Comparison(
             Positions(*(np.concatenate([getattr(p.positions, name) for p in parts]) for name in _FIELDS)),
             np.concatenate([p.gap for p in parts]),
@@ -120,7 +120,7 @@ class Head:
         )
 
 
-_FIELDS = ("kld", "change", "same_top", "nll_base", "nll")
+_FIELDS = ("kld", "change", "same_top", "nll_base", "nll", "top_mass")
 
 
 def compare_logits(base: Tensor, candidate: Tensor, target: Tensor, statistics: Statistics = "exact") -> Comparison:
@@ -131,7 +131,7 @@ def compare_logits(base: Tensor, candidate: Tensor, target: Tensor, statistics: 
     home = torch.device("cpu") if base.device.type == "mps" else base.device  # which has no float64
     p, q = (torch.log_softmax(logits.to(home).double(), -1) for logits in (base, candidate))
     true = target.to(home)[:, None]
-    most, top = p.topk(2, -1)
+    most, top = p.topk(min(TOP, p.shape[-1]), -1)
     if statistics == "llamacpp":
         positions = compare_as_llamacpp(base.cpu().numpy(), candidate.cpu().numpy(), target.cpu().numpy())
     else:
@@ -139,8 +139,9 @@ def compare_logits(base: Tensor, candidate: Tensor, target: Tensor, statistics: 
         kld = torch.where(weight > 0, weight * (p - q), 0.0).sum(-1)
         ln_p, ln_q = p.gather(-1, true)[:, 0], q.gather(-1, true)[:, 0]
         change = ln_q.exp() - ln_p.exp()
+        kept = torch.minimum(most, q.gather(-1, top)).exp().sum(-1) / most.exp().sum(-1)
         same = base.to(home).argmax(-1) == candidate.to(home).argmax(-1)
-        positions = Positions(*(x.cpu().numpy() for x in (kld, change, same, -ln_p, -ln_q)))
+        positions = Positions(*(x.cpu().numpy() for x in (kld, change, same, -ln_p, -ln_q, kept)))
     return Comparison(positions, (most[:, 0] - most[:, 1]).cpu().numpy(), top[:, 0].cpu().numpy())
 
 

@@ -20,6 +20,8 @@ from kvbench.metrics.resampling import drawn as drawn
 
 #: percentiles of the KL divergence that are reported, in addition to its mean and its extremes
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+#: number of the base's most probable tokens whose probability is followed by itself
+TOP = 20
 #: llama.cpp keeps log-probabilities down to this many nats below the most probable token
 FLOOR = 16.0
 
@@ -33,6 +35,8 @@ class Positions:
         change: probability of the true token by the candidate minus that by the base, ``[n]``.
         same_top: True where both give the same token the highest probability (the first one at ties), ``[n]``.
         nll_base, nll: negative log-likelihood of the true token by base and candidate, in nats, ``[n]``.
+        top_mass: share of the probability that the base gives to its :data:`TOP` most probable tokens that the
+            candidate gives to the same tokens too (:func:`top_mass`), ``[n]``; None in rows that older code made.
     """
 
     kld: Floats
@@ -40,6 +44,7 @@ class Positions:
     same_top: NDArray[np.bool_]
     nll_base: Floats
     nll: Floats
+    top_mass: Floats | None = None
 
 
 def log_softmax(logits: ArrayLike) -> Floats:
@@ -66,7 +71,19 @@ def compare(base: ArrayLike, candidate: ArrayLike, target: Sequence[int] | NDArr
         same_top=np.asarray(base).argmax(-1) == np.asarray(candidate).argmax(-1),
         nll_base=-p[rows, true],
         nll=-q[rows, true],
+        top_mass=top_mass(p, q),
     )
+
+
+def top_mass(p: Floats, q: Floats) -> Floats:
+    """Return at each position sum(min(p, q)) / sum(p) over the base's :data:`TOP` most probable tokens, ``[n]``.
+
+    `p` and `q` are log-probabilities of base and candidate, ``[n, V]``. The share is 1 only if the candidate gives each
+    of these tokens at least the base's probability.
+    """
+    top = np.argpartition(-p, min(TOP, p.shape[-1]) - 1, axis=-1)[:, :TOP]
+    base, candidate = (np.exp(np.take_along_axis(logs, top, -1)) for logs in (p, q))
+    return np.asarray(np.minimum(base, candidate).sum(-1) / base.sum(-1))
 
 
 def _kl_divergence(weight: Floats, p: Floats, q: Floats) -> Floats:
@@ -101,6 +118,7 @@ def compare_as_llamacpp(
         same_top=p.argmax(-1) == q.argmax(-1),
         nll_base=-p[rows, true],
         nll=-q[rows, true],
+        top_mass=top_mass(p, q),
     )
 
 
@@ -196,6 +214,19 @@ def mcnemar(lost: int, won: int) -> float:
     return min(1.0, 2 * tail)
 
 
+def position_bins(last: int, width: int | None = None) -> list[tuple[int, int]]:
+    """Return bins of the indices 0 to `last`, each by its first index and the one after its last.
+
+    They hold 0, 1, 2 to 3, 4 to 7, ...; with a `width`, that many indices each: 0 to width - 1, and so on.
+    """
+    if width is not None:
+        return [(first, first + width) for first in range(0, last + 1, width)]
+    bounds = [0, 1]
+    while bounds[-1] <= last:
+        bounds.append(2 * bounds[-1])
+    return list(itertools.pairwise(bounds))
+
+
 def by_position(positions: Positions, index: Sequence[int] | NDArray[np.integer]) -> list[Mapping[str, float]]:
     """Average the figures of positions in bins 0, 1, 2 to 3, 4 to 7, ... of an index, to see whether errors grow.
 
@@ -204,10 +235,7 @@ def by_position(positions: Positions, index: Sequence[int] | NDArray[np.integer]
     """
     places = np.asarray(index)
     bins: list[Mapping[str, float]] = []
-    bounds = [0, 1]
-    while bounds[-1] <= places.max(initial=0):
-        bounds.append(2 * bounds[-1])
-    for first, end in itertools.pairwise(bounds):
+    for first, end in position_bins(int(places.max(initial=0))):
         inside = (places >= first) & (places < end)
         if inside.any():
             bins.append(

@@ -202,6 +202,7 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
             [short_number(value) for value in (one[0].get("ppl"), _of_perplexity(one[0]), one[1].get("diff"))]
         ),
         "kl": _fidelity(compared),
+        "left": _departures([entry["left"] for entry in [*metrics["scores"].values(), *compared] if entry.get("left")]),
         "tasks": tasks[:MOST_SCORES],
         "more_tasks": max(0, len(tasks) - MOST_SCORES) or None,
     }
@@ -220,6 +221,18 @@ def _fidelity(compared: Sequence[Mapping[str, Any]]) -> list[Any]:
     if len(compared) == 1:
         means += [compared[0][part].get(end) for part in ("kld", "same_top") for end in ("low", "high")]
     return trimmed([short_number(value) for value in means])
+
+
+def _departures(parts: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the number of answers that equal fp16's to their end, of all answers, and the median token of departure.
+
+    The median is known for a single task, and None if more than half of the answers never differ.
+    """
+    if not parts:
+        return []
+    count = sum(part["n"] for part in parts)
+    equal = round(sum(part["never"] * part["n"] for part in parts))
+    return trimmed([equal, count, short_number(parts[0].get("median")) if len(parts) == 1 else None])
 
 
 def _memory_entry(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from kvbench.metrics import intervals
 from kvbench.metrics.kl_bound import until_divergence
-from kvbench.results.fidelity_fold import fold_fidelity_rows
+from kvbench.results.fidelity_fold import answers_left, fold_fidelity_rows
 from kvbench.results.points import halves, summarize_points
 from kvbench.results.samples import Row
 
@@ -145,6 +145,10 @@ def scores(
         bound = kl_bound(group, baseline)
         if bound is not None:
             entry["kl_bound"] = bound
+        names = [row["id"] for row in group if row["id"] in (baseline or {})]
+        left = answers_left(baseline or {}, {row["id"]: row for row in group}, names)
+        if left is not None:
+            entry["left"] = left
         compared = fold_fidelity_rows(group)
         if compared is not None:
             entry["fidelity"] = compared

@@ -16,7 +16,7 @@ from kvbench.metrics import intervals
 from kvbench.results import code as codes
 from kvbench.results.aggregate import interval_of, pair_interval
 from kvbench.results.record import Metrics
-from kvbench.results.record_scores import Fidelity, Mean, Pair, RoundTimes, Score
+from kvbench.results.record_scores import Departure, Fidelity, Mean, Pair, RoundTimes, Score
 from kvbench.util.table import Cell, seconds, size
 
 
@@ -28,6 +28,16 @@ def fidelity_cell(compared: Fidelity) -> Cell:
 
 def _fidelity_reader(read: Callable[[Fidelity], Any]) -> Callable[[Score], Any]:
     return lambda score: score.fidelity and read(score.fidelity)
+
+
+def _departure_reader(read: Callable[[Departure], Any]) -> Callable[[Score], Any]:
+    """Return a reader of the departure of fp16's given answer, or else of freely generated answers."""
+
+    def departure_figure(score: Score) -> Any:
+        left = (score.fidelity and score.fidelity.left) or score.left
+        return left and read(left)
+
+    return departure_figure
 
 
 #: figures in CSV files: heading after the task's name, and function that reads the figure
@@ -45,10 +55,11 @@ FIGURES: dict[str, Callable[[Score], Any]] = {
     "change_mean": _fidelity_reader(lambda compared: compared.change.mean),
     "change_rms": _fidelity_reader(lambda compared: compared.change.rms),
     "same_top": _fidelity_reader(lambda compared: compared.same_top.share),
+    "top_mass": _fidelity_reader(lambda compared: compared.top_mass),
     "growth_per_1000": _fidelity_reader(lambda compared: compared.growth and compared.growth.per_1000),
-    "never_left": _fidelity_reader(lambda compared: compared.left and compared.left.never),
-    "left_median": _fidelity_reader(lambda compared: compared.left and compared.left.median),
-    "left_gap": _fidelity_reader(lambda compared: compared.left and compared.left.gap),
+    "never_left": _departure_reader(lambda left: left.never),
+    "left_median": _departure_reader(lambda left: left.median),
+    "left_gap": _departure_reader(lambda left: left.gap),
     "worst_layer": _fidelity_reader(lambda compared: compared.layers and compared.layers.worst),
     "positions": _fidelity_reader(lambda compared: compared.positions),
     "prompts": _fidelity_reader(lambda compared: compared.prompts),

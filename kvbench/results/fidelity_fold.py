@@ -64,6 +64,7 @@ def fold_fidelity_rows(group: Sequence[Row]) -> dict[str, Any] | None:
             "rms": whole["change_rms"],
         },
         "same_top": {"share": whole["same_top"], **_interval(drawn(rows, "same_top"), len(rows))},
+        **({} if positions.top_mass is None else {"top_mass": float(positions.top_mass.mean())}),
         "nll_base": whole["nll_base"],
         "nll": whole["nll"],
         "positions": len(positions.kld),
@@ -92,7 +93,10 @@ def join_positions(rows: Sequence[Row]) -> Positions:
     from kvbench.metrics.fidelity import Positions
 
     parts = [row["fidelity"] for row in rows]
-    numbers = {name: np.concatenate([part[name] for part in parts]) for name in ("kld", "change", "nll_base", "nll")}
+    names = ["kld", "change", "nll_base", "nll"]
+    if all("top_mass" in part for part in parts):
+        names.append("top_mass")
+    numbers = {name: np.concatenate([part[name] for part in parts]) for name in names}
     return Positions(same_top=np.concatenate([same_top(row) for row in rows]), **numbers)
 
 
@@ -185,17 +189,28 @@ def departure(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 def answers_left(rows: Mapping[str, Row], others: Mapping[str, Row], names: Sequence[str]) -> dict[str, Any] | None:
     """Summarize where freely generated answers of one run first differ from another's; None without answers.
 
-    Answers in `others` are compared with those in `rows`. Both are rows by sample id; `names` are ids that both have.
+    The arguments are those of :func:`first_differences`.
+    """
+    return departure(first_differences(rows, others, names))
+
+
+def first_differences(
+    rows: Mapping[str, Row], others: Mapping[str, Row], names: Sequence[str]
+) -> list[dict[str, int | None]]:
+    """Compare the answers in `others` with those in `rows`, token by token; samples without answers are left out.
+
+    Both are rows by sample id; `names` are ids that both have. Of each answer, ``at`` is the number of tokens before
+    the first different one, None if there is none, and ``compared`` the number of tokens that both answers have.
     """
     from kvbench.metrics.fidelity import first_difference
 
-    parts = []
+    parts: list[dict[str, int | None]] = []
     for name in names:
         tokens = rows[name].get("tokens") or [], others[name].get("tokens") or []
         if tokens[0] or tokens[1]:
             place = first_difference(*tokens)
             parts.append({"at": place.first, "compared": place.compared})
-    return departure(parts)
+    return parts
 
 
 def flips_of(rows: Mapping[str, Row], others: Mapping[str, Row], names: Sequence[str]) -> dict[str, Any] | None:

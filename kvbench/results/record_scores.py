@@ -143,6 +143,8 @@ class Fidelity:
         positions: number of compared positions. The prompt's last token does not count: the prefill predicts there.
         prompts: number of samples with at least one position.
         first_kld: mean KL divergence at the prompt's last token; None for a simulated pass.
+        top_mass: mean share of the probability that fp16 gives to its 20 most probable tokens that this cache gives to
+            the same tokens (:func:`kvbench.metrics.fidelity.top_mass`); None for rows that older code made.
         bins: figures by the number of tokens since the exact prefill.
         growth: slope of the KL divergence over that number.
         left: where greedy answers first differ from fp16's; None for texts.
@@ -153,6 +155,7 @@ class Fidelity:
     kld: Divergences
     change: Change
     same_top: SameTop
+    top_mass: float | None = typed_key(optional=True, minimum=0)
     nll_base: float
     nll: float
     positions: int = typed_key(minimum=1)
@@ -409,4 +412,7 @@ class Score:
     low: float | None = typed_key("lower end of the score's 95 % interval", optional=True)
     high: float | None = typed_key("upper end of the score's 95 % interval", optional=True)
     answers: int | None = typed_key("answers, if each of the n problems has several", optional=True)
+    left: Departure | None = typed_key(
+        "the token at which freely generated answers first differ from those of the fp16 run", optional=True
+    )
     kl_bound: KlBound | None = typed_key("lower bound of the KL divergence from fp16 (model=endpoint)", optional=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import KvbenchError
+from kvbench.results.packed import packed_row, unpacked_row
 from kvbench.util import atomic
 
 Row = dict[str, Any]
@@ -189,13 +190,15 @@ def repair(path: Path, samples: StoredSamples) -> None:
 def encode_row(row: Mapping[str, Any]) -> bytes:
     """Encode a row as a line of `samples.jsonl`: JSON whose last key, ``crc``, is a checksum of the rest (CRC-32).
 
-    The checksum reveals edits and damage that leave the JSON valid.
+    The checksum reveals edits and damage that leave the JSON valid. Long lists of ``fidelity`` are packed
+    (:mod:`kvbench.results.packed`).
     """
-    body = json.dumps({k: v for k, v in row.items() if k != "crc"}, ensure_ascii=False, allow_nan=False)
+    row = packed_row({k: v for k, v in row.items() if k != "crc"})
+    body = json.dumps(row, ensure_ascii=False, allow_nan=False)
     crc = zlib.crc32(body.encode("utf-8", "surrogatepass"))
     # a lone surrogate (half an emoji in a prediction) has no UTF-8 encoding: such a row is written with escapes
     if not _encodable(body):
-        body = json.dumps({k: v for k, v in row.items() if k != "crc"}, ensure_ascii=True, allow_nan=False)
+        body = json.dumps(row, ensure_ascii=True, allow_nan=False)
         crc = zlib.crc32(body.encode())
     return f'{body[:-1]}, "crc": "{crc:08x}"}}\n'.encode()
 
@@ -225,7 +228,7 @@ def decode_row(line: bytes) -> Row:
     body = line.rstrip()[: line.rstrip().rfind(b', "crc": ')] + b"}"
     if f"{zlib.crc32(body):08x}" != crc:
         raise ValueError("its checksum is wrong")
-    return row
+    return unpacked_row(row)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

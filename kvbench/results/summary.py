@@ -170,8 +170,7 @@ def _add_pairs(metrics: dict[str, Any], counted: Sequence[Row], baseline: RunSto
         if entry["nll"] and paired[key]["nll"]:
             entry["nll"]["vs_fp16"] = paired[key]["nll"]["vs_fp16"]
         entry["perplexity"] = paired[key]["perplexity"]
-        if "points" in paired[key]:
-            entry["points"] = paired[key]["points"]
+        entry |= {name: paired[key][name] for name in ("points", "left", "kl_bound") if name in paired[key]}
     metrics["mean"] = aggregate.overall(metrics["scores"])
     metrics["baseline"] = baseline.run_id
     metrics["baseline_differs"] = unlike(counted, rows)

@@ -18,6 +18,7 @@ from kvbench.decoding.head import Comparison
 from kvbench.errors import NonFiniteError
 from kvbench.models.load import LoadedModel
 from kvbench.profiling.memory import PhasePeaks
+from kvbench.results.packed import short_floats
 from kvbench.results.samples import MEASURED, Row
 from kvbench.runner.fidelity_batch import Passes, batch_of, work_of
 from kvbench.runner.full_precision import FullPrecision
@@ -30,6 +31,8 @@ from kvbench.tasks.work import CompareTokens
 WINDOWS, TOGETHER = 8, 16384
 #: significant digits of the figures of a position in a row
 DIGITS = 9
+#: number of positions from which a row's figures have 12 bits of mantissa (an error of 1e-4), which pack well
+LONG = 1024
 
 
 @dataclass
@@ -144,8 +147,9 @@ def fidelity_figures(compared: Comparison, work: CompareTokens, prompt: int) -> 
         "left": None,
         "other_top": [int(k) for k in np.flatnonzero(~positions.same_top) if k >= begin],
     }
-    for name in ("kld", "change", "nll_base", "nll"):
-        row[name] = [_rounded_figure(x) for x in getattr(positions, name)[begin:]]
+    for name in ("kld", "change", "nll_base", "nll", "top_mass"):
+        figures = getattr(positions, name)[begin:]
+        row[name] = short_floats(figures) if len(figures) >= LONG else [_rounded_figure(x) for x in figures]
     if decoded and len(positions.kld):
         row["first"] = {
             "kld": _rounded_figure(positions.kld[0]),

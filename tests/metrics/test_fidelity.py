@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from kvbench.decoding.head import compare_logits
 from kvbench.metrics import fidelity
 
 FOLDER = Path(__file__).parents[1] / "golden"
@@ -123,3 +125,19 @@ def test_answers_part_at_their_first_difference_or_where_one_ends() -> None:
     assert fidelity.first_difference([1, 2, 3], [1, 5, 3]) == fidelity.Divergence(1, 3)
     assert fidelity.first_difference([1, 2, 3], [1, 2, 3]) == fidelity.Divergence(None, 3)
     assert fidelity.first_difference([1, 2, 3], [1, 2]) == fidelity.Divergence(2, 2)
+
+
+def test_the_mass_of_the_20_most_probable_tokens_is_kept_where_the_candidate_gives_as_much() -> None:
+    """25 tokens: the base's last five do not count, nor what the candidate gives beyond the base's share."""
+    p = np.log(np.array([[*[0.04] * 20, *[0.04 - 1e-6] * 5]]) / (1 - 5e-6))
+    q = np.log(np.array([[0.02, 0.06, *[0.04] * 18, *[0.03] * 5]]))
+    assert fidelity.top_mass(p, q) == pytest.approx((0.02 + 19 * 0.04) / 0.8, rel=1e-4)
+    assert fidelity.top_mass(q, p) != pytest.approx(fidelity.top_mass(p, q), rel=1e-4)  # the base chooses the tokens
+    assert fidelity.top_mass(p, p) == 1.0 and fidelity.top_mass(p[:, :3], q[:, :3]) < 1
+
+
+def test_the_mass_on_the_devices_logits_is_that_of_the_reference() -> None:
+    base, other, target = (ARRAYS[name][:40] for name in ("base_logits_A", "test_logits_A", "target_A"))
+    measured = compare_logits(*map(torch.from_numpy, (base, other, target))).positions.top_mass
+    exact = fidelity.compare(base, other, target).top_mass
+    assert measured is not None and np.abs(measured - exact).max() < 1e-12 and 0.5 < exact.min() < exact.max() <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from kvbench.errors import ConfigError
+from kvbench.results import packed
 from kvbench.results.samples import read_samples
 from kvbench.runner import fidelity_batch, fidelity_samples
 from kvbench.runner.references import References
@@ -129,6 +131,18 @@ def test_fp16s_own_answers_are_decoded_and_the_point_where_another_cache_leaves_
         assert not differing or row["fidelity"]["left"]["gap"] > 0
     assert all(row["fidelity"]["left"]["at"] is not None for row in rows(lossy).values())
     assert lossy["scores"]["text@100"]["fidelity"]["answers"] == "fp16"
+
+
+def test_figures_of_a_long_answer_are_stored_in_short_and_read_back(tmp_path, text, monkeypatch) -> None:
+    exact = answer_run(windows(tmp_path / "exact", text))
+    monkeypatch.setattr(fidelity_samples, "LONG", 15)
+    monkeypatch.setattr(packed, "SHORTEST", 15)
+    short = answer_run(windows(tmp_path / "short", text))
+    line = json.loads((Path(short["run_dir"]) / "samples.jsonl").read_text().splitlines()[0])
+    assert all(line["fidelity"][name].keys() == {"float32"} for name in ("kld", "change", "nll", "top_mass"))
+    for name in ("kld", "nll_base", "top_mass"):
+        whole, again = (np.array([r["fidelity"][name] for r in rows(one).values()]) for one in (exact, short))
+        assert (whole != again).any() and np.allclose(whole, again, rtol=2e-4, atol=0)
 
 
 def free_dataset(text: Path) -> dict[str, Any]:

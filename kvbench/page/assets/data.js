@@ -4,7 +4,8 @@ A run has, where they are known: id, name, label, model, data, status, older, fp
 device, path; settings and env (values by key); score [mean, its reach, samples, difference from fp16, its reach, the ends
 of the mean's interval]; ppl [perplexity, its reach, difference]; kl [mean KL divergence from fp16, its 99.9 %, share of
 equal first choices, median KL divergence, ends of the mean's interval, ends of the share's]; flips [answers wrong where
-fp16's are right, the opposite, answers, ends of the share's interval];
+fp16's are right, the opposite, answers, ends of the share's interval]; left [answers equal to fp16's to their end, answers,
+median index of the first other token];
 tasks [[key (in the data: its number), score, error, n, difference,
 its error, perplexity, its error, mean KL, its 99.9 %], ...]; kv and reserved (bytes); bill [codes,
 scales, window, index]; ratio; peak [prefill, decode]; ttft, tpot, p99 (seconds); rate (tokens per second); ttfts and

@@ -14,6 +14,7 @@ function showDetails(run) {
       ["error", run.error], ["samples", run.problem], ["device", run.device], ["attention", run.path],
       ["KL divergence", run.kl && `${divergenceText(run)}; median ${small(run.kl[3])}, 99.9 % ${small(run.kl[1])} nats`],
       ["flips", run.flips && `${run.flips[0]} lost and ${run.flips[1]} won, of ${run.flips[2]} answers`],
+      ["equal to fp16's", run.left && `${run.left[0]} of ${run.left[1]} answers to their end${known(run.left[2]) ? `; median first other token: ${run.left[2]}` : ""}`],
       ["KV bytes", run.kv === undefined ? null : `${bytes(run.kv)} used, ${bytes(run.reserved)} reserved; fp16: ${times(run.ratio)} as much`],
       ["peak memory", run.peak && `${bytes(run.peak[0])} in prefill, ${bytes(run.peak[1])} in decode`],
       ["TTFT", run.ttft === undefined ? null : seconds(run.ttft)],
