@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,10 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvbench.methods.layer_map import forms, parse_layer_map
 from kvbench.tune.aim import Aim, Scored, standard_error
 from kvbench.tune.command import composed_config
 from kvbench.tune.search import SEARCHES, run_search
-from kvbench.tune.space import DEFAULT, Recipe, Space, layer_map
+from kvbench.tune.space import DEFAULT, Recipe, Space, layer_map, sides_of
 from kvbench.util import atomic
 
 FOLDER = Path("results/tune")
@@ -81,8 +81,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = gates_page(_outcomes(arguments.store))
     print(text)
     if arguments.write:
-        atomic.replace_file(arguments.out / "gates.json", (json.dumps(_outcomes(arguments.store)) + "\n").encode())
+        outcomes = _outcomes(arguments.store)
+        atomic.replace_file(arguments.out / "gates.json", (json.dumps(outcomes) + "\n").encode())
         atomic.replace_file(arguments.out / "README.md", text.encode())
+        for one in outcomes:
+            if one["search"] == OURS and "kl" in one:
+                name = f"{one['model'].replace(', ', '-').replace(' ', '-')}-{one['budget']:g}"
+                path = arguments.out / "recipes" / name / "recipe.json"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                atomic.replace_file(path, (json.dumps(recipe_of(one), indent=1) + "\n").encode())
     return 1 if failed else 0
 
 
@@ -156,6 +163,23 @@ def _outcomes(store: Path) -> list[dict[str, Any]]:
     )
 
 
+def recipe_of(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``recipe.json`` of an outcome."""
+    kl, entries = np.array(outcome["kl"]), parse_layer_map(outcome["layers"])
+    layers = [sides_of(str(form)) for form in forms(outcome["layers"], 1 + max(entry.last for entry in entries))]
+    return {
+        "kvbench": 1,
+        "kind": "recipe",
+        "model": outcome["model"],
+        "budget_bits": outcome["budget"],
+        "bits": outcome["bits"],
+        "kl": {"mean": float(kl.mean()), "se": standard_error(kl), "p99": outcome["p99"]},
+        "evaluations": outcome["evaluations"],
+        "search": outcome["search"],
+        "layers": [{"keys": keys, "values": values} for keys, values in layers],
+    }
+
+
 def verdicts(outcomes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each model and budget how the adaptive search compares with the best baseline on held-out windows.
 
@@ -212,8 +236,8 @@ def gates_page(outcomes: Sequence[Mapping[str, Any]]) -> str:
         "|:--|--:|:--|--:|--:|:--|",
     ]
     for row in rows:
-        size = row["difference"] / row["error"] if row["error"] else math.copysign(math.inf, row["difference"])
-        verdict = "better" if size < -2 else "worse" if size > 2 else "not decided" if row["difference"] else "equal"
+        gap, clear = row["difference"], 2 * row["error"]
+        verdict = "equal" if not gap else "better" if gap < -clear else "worse" if gap > clear else "not decided"
         lines.append(f"| {row['model']} | {row['budget']:g} | {row['baseline']} | {row['difference']:+.3g} "
                      f"| {row['error']:.2g} | {verdict} |")  # fmt: skip
     machines = sorted({one["machine"] for one in outcomes})
