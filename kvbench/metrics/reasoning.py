@@ -143,6 +143,20 @@ _SCORERS: dict[str, Callable[[str, str], dict[str, float]]] = {
 }
 
 
+def wanted_reference(metric: str, gold: str) -> str | None:
+    """Return what a rule wants as a reference answer, if `gold` is not that, so that no answer could be right."""
+    if metric == "aime" and integer(gold) is None:
+        return "an integer"
+    if metric in ("gpqa", "longbench_v2") and gold not in tuple("ABCD"):
+        return "a letter A to D"
+    if metric == "livecodebench":
+        try:
+            json.loads(gold)
+        except (ValueError, RecursionError):
+            return "a JSON value"
+    return None
+
+
 def score_reasoning(metric: str, prediction: str, answers: Sequence[str]) -> dict[str, float] | None:
     """Score an answer, without its thinking, by the rule `metric`; None if there is no rule of that name here."""
     scorer = _SCORERS.get(metric)

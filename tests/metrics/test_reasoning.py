@@ -17,6 +17,7 @@ from kvbench.metrics.reasoning import (
     score_longbench_v2,
     score_mrcr,
     score_reasoning,
+    wanted_reference,
     without_thinking,
 )
 from kvbench.metrics.text import loops
@@ -70,6 +71,27 @@ def test_thinking_is_removed(text: str, rest: str) -> None:
 )
 def test_the_last_balanced_box_counts(text: str, boxed: str | None) -> None:
     assert last_boxed(text) == boxed
+
+
+def test_boxes_without_end_take_no_time() -> None:
+    assert last_boxed(r"\boxed{1}" + r"\boxed{" * 100_000) == "1"
+    assert last_boxed(r"\boxed{" * 50_000 + "2" + "}" * 50_000) == "2"
+
+
+@pytest.mark.parametrize(
+    ("metric", "gold", "wanted"),
+    [
+        ("aime", "1/2", "an integer"),
+        ("longbench_v2", "b", "a letter A to D"),
+        ("livecodebench", "{1}", "a JSON value"),
+        ("aime", "073", None),
+        ("gpqa", "D", None),
+        ("livecodebench", "[1]", None),
+        ("f1", "", None),
+    ],
+)
+def test_references_that_no_answer_could_equal_are_named(metric: str, gold: str, wanted: str | None) -> None:
+    assert wanted_reference(metric, gold) == wanted
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,9 @@ def test_longbench_v2_has_the_official_template_and_scores_by_kind(tmp_path: Pat
     assert data_set.score(second, "The correct answer is (B)") == dict.fromkeys(
         ("score", "compensated", "hard", "medium"), 1.0
     )
-    with pytest.raises(DataError, match="field 'length' is 'tiny'; expected short or medium or long"):
-        list(task(tmp_path, "longbench_v2", [{**question(0), "length": "tiny"}]).samples())
+    for key, value, wanted in (("length", "tiny", "short or medium or long"), ("answer", "b", "a letter A to D")):
+        with pytest.raises(DataError, match=f"field '{key}' is '{value}'; expected {wanted}"):
+            list(task(tmp_path, "longbench_v2", [{**question(0), key: value}]).samples())
 
 
 def test_livecodebench_asks_for_an_assertion(tmp_path: Path) -> None:
@@ -270,10 +271,25 @@ def test_several_answers_of_a_server(tmp_path: Path) -> None:
     rows = store_of(metrics).samples().rows
     assert rows["gpqa_diamond/1~1"]["problem"] == "gpqa_diamond/1"
     for row in rows.values():
-        assert row["prediction"].startswith("sealed:") and row["sampler"] == {**SAMPLER, "system": "Be brief."}
+        assert row["prediction"].startswith("sealed:") and row["sampler"] == {**SAMPLER, "system": None}  # no template
         assert (row["scores"]["cut"], row["scores"]["looping"]) == (0.0, 0.0)
     entry = metrics["scores"]["gpqa_diamond"]
     assert (entry["n"], entry["answers"]) == (2, 4)
+
+
+@pytest.mark.parametrize(("name", "text"), [("gpqa_diamond", "wrong"), ("aime2025", "answering")])
+def test_words_of_a_server_are_shown_unless_the_data_are_private(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    made = of_endpoint(tmp_path / "runs", concurrency=1)
+    made["dataset"] = options(tmp_path, name, max_new_tokens=8, limit=1)
+    with serving(faults="echo", rate=1.0) as url:
+        made["model"]["urls"] = [url]
+        answer_run(made)
+    files = b"".join(file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file())
+    shown = capsys.readouterr().err.encode(), files
+    assert all(b"refuses the request with status 400" in part for part in shown)
+    assert [text.encode() in part for part in shown] == 2 * [name != "gpqa_diamond"]
 
 
 def test_mrcr_runs_with_its_turns_as_the_prompt(tmp_path: Path) -> None:
