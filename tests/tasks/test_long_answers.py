@@ -6,6 +6,9 @@ import csv
 import hashlib
 import json
 import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import yaml
 
 from kvbench.errors import ConfigError, DataError
 from kvbench.models.load import byte_tokenizer
-from kvbench.results.samples import sealed, unsealed
+from kvbench.results.samples import outputs, read_samples, sealed, unsealed
 from kvbench.runner.prompting import encode_prompt, wrapper
 from kvbench.runner.remarks import shown_excerpts
 from kvbench.runner.rows import head
@@ -320,3 +323,33 @@ def test_what_a_model_cannot_take_is_refused(tmp_path: Path, name: str, more: di
     made["dataset"] = options(tmp_path, name, **{"max_new_tokens": 5, **more})
     with pytest.raises(ConfigError, match=key):
         answer_run(made)
+
+
+@pytest.mark.slow
+def test_ten_kills_in_the_middle_of_long_answers_change_nothing(tmp_path: Path) -> None:
+    """The bundled model draws 12 answers of up to 300 tokens; each of ten kills hits the answer after the next whole one."""
+    data = written(tmp_path, "aime2025", records=RECORDS["aime2025"][:2])
+
+    def command(results: Path) -> subprocess.Popen[bytes]:
+        words = [f"dataset.path={data}", f"runtime.results_dir={results}", "model=tiny", "method=kivi", "logger=none"]
+        words += ["dataset=aime2025", "dataset.repeats=6", "dataset.max_new_tokens=300", "decoding.temperature=1"]
+        return subprocess.Popen([sys.executable, "-m", "kvbench", *words], stderr=subprocess.DEVNULL)
+
+    def lines(results: Path) -> list[bytes]:
+        return b"".join(file.read_bytes() for file in results.glob("*/samples.jsonl")).splitlines()
+
+    draw = random.Random(0)
+    for kill in range(10):
+        begun, took = command(tmp_path / "killed"), time.monotonic()
+        while len(lines(tmp_path / "killed")) == kill:
+            assert begun.poll() is None and time.monotonic() - took < 300
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0.1, 0.6))  # an answer of 300 tokens takes more than a second
+        begun.kill()
+        begun.wait()
+        assert len(lines(tmp_path / "killed")) == kill + 1
+    assert [command(tmp_path / name).wait(600) for name in ("killed", "whole")] == [0, 0]
+    files = [next((tmp_path / name).glob("*/samples.jsonl")) for name in ("killed", "whole")]
+    killed, whole = ([outputs(row) for row in read_samples(file).rows.values()] for file in files)
+    assert killed == whole and len(whole) == len(lines(tmp_path / "killed")) == 12
+    assert sum(row["finish"] == "length" and len(row["tokens"]) == 300 for row in whole) >= 8
