@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import random
+import sys
 
 import pytest
 
@@ -183,6 +186,18 @@ def test_an_answer_that_takes_too_long_is_wrong_and_named(monkeypatch: pytest.Mo
     pytest.importorskip("math_verify")
     assert math_check.math_verdict("5", r"\boxed{5}", 60.0) == "right"
     process = math_check._running
+    assert os.getsid(process._process.pid) != os.getsid(0)  # Ctrl-C ends the run, not the comparison of its last answer
     monkeypatch.setattr(math_check, "math_verdict", lambda *texts: process.compare(*texts, 0.05))
     assert score_reasoning("math", "$10^{10^{10^{10}}}$", ["5"]) == {"score": 0.0, "unchecked": 1.0}
     assert process.ended and process.compare("5", "5", 1.0) == "failed"
+
+
+def test_a_process_whose_run_was_killed_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[float] = []
+    monkeypatch.setattr(math_check.signal, "setitimer", lambda _, seconds: timers.append(seconds))
+    monkeypatch.setattr(math_check, "_compare", lambda gold, prediction: gold == prediction)
+    replies = io.StringIO()
+    pytest.importorskip("math_verify")
+    monkeypatch.setitem(sys.modules, "resource", None)  # no limits for this process
+    math_check._answer_requests(io.StringIO('["5", "5", 2.0]\n'), replies)
+    assert replies.getvalue() == "ready\nright\n" and timers == [2.0 + math_check.ORPHANED_S, 0]
