@@ -52,6 +52,11 @@ def without_key(text: str) -> str:
     return text if secret is None else text.replace(secret, "***")
 
 
+def withheld(text: str) -> str:
+    """Return a remark in place of a server's text, which may repeat a prompt that must not be shown."""
+    return "(what the server says is not shown, because the data set is private)" if text else text
+
+
 def headers() -> dict[str, str]:
     """Return the headers of every request."""
     secret = key()
@@ -155,9 +160,11 @@ class Client:
         retries: int = 8,
         timeout_s: float = 600.0,
         alive: Callable[[], None] = lambda: None,
+        private: bool = False,
     ) -> None:
         self.places, self._logprobs, self._reuse = list(places), logprobs, prefix_reuse
         self._retries, self._alive = retries, alive
+        self._shown = withheld if private else without_key
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         trust = not all(_local(place.url) for place in places)
         self._http = httpx.AsyncClient(
@@ -202,7 +209,7 @@ class Client:
             except _Again as again:
                 reason, pause = str(again), max(pause, again.pause_s)
             except BrokenAnswer as broken:
-                reason = str(broken)
+                reason = self._shown(str(broken))
             except httpx.RequestError as error:
                 reason = str(error) or type(error).__name__
             if attempt < self._retries:
@@ -220,7 +227,7 @@ class Client:
         async with self._http.stream("POST", f"{place.url}{path}", json=body) as response:
             if response.status_code != 200:
                 await response.aread()
-                raise _refusal(place.url, response)
+                raise _refusal(place.url, response, self._shown)
             async for line in response.aiter_lines():
                 ids = answer.take(line, time.perf_counter())
                 if over(answer, ids):  # leaving closes the connection, and the server drops the request
@@ -238,8 +245,8 @@ class _Again(Exception):
         self.pause_s = pause_s
 
 
-def _refusal(url: str, response: httpx.Response) -> Exception:
-    text = without_key(" ".join(response.text.split()))[:300]
+def _refusal(url: str, response: httpx.Response, shown: Callable[[str], str]) -> Exception:
+    text = shown(" ".join(response.text.split()))[:300]
     if response.status_code in AGAIN:
         wanted = response.headers.get("Retry-After", "")
         pause = min(float(wanted), MOST_S) if wanted.isdigit() else 0.0

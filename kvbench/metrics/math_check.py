@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -18,8 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from kvbench.errors import KvbenchError
+
 #: seconds for an answer, and for the start of the process, which imports sympy
 LIMIT_S, START_S = 10.0, 120.0
+#: seconds beyond the limit of an answer after which the process ends by itself, if nobody has ended it
+ORPHANED_S = 5.0
 #: bytes of address space that the process may use
 MEMORY = 4 << 30
 #: characters of an answer that are compared, from its end; the extraction's patterns are slow on longer texts
@@ -40,13 +45,17 @@ class MathProcess:
             text=True,
             encoding="utf-8",
             env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # Ctrl-C is for the run, which may still score what it has
         )
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         atexit.register(self.end)
         if self._line(START_S) != "ready":
             self.end()
-            raise RuntimeError("the process that runs math-verify does not start: try python -c 'import math_verify'")
+            raise KvbenchError(
+                "the process that runs math-verify does not start\n"
+                "  hint: python -c 'import math_verify' shows why; pip install 'kvbench[math]' installs what it needs"
+            )
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -65,7 +74,7 @@ class MathProcess:
         """Return ``right``, ``wrong``, ``failed``, or ``timeout``; after the last one the process has ended."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps([gold, prediction]) + "\n")
+            self._process.stdin.write(json.dumps([gold, prediction, limit]) + "\n")
             self._process.stdin.flush()
             line = self._line(limit)
         except (OSError, ValueError):  # its end of the pipe is closed
@@ -145,11 +154,20 @@ def _answer_requests(requests: IO[str], replies: IO[str]) -> None:
         pass
     print("ready", file=replies, flush=True)
     for line in requests:
+        gold, prediction, limit = json.loads(line)
+        _end_after(limit + ORPHANED_S)
         try:
-            reply = "right" if _compare(*json.loads(line)) else "wrong"
+            reply = "right" if _compare(gold, prediction) else "wrong"
         except Exception:
             reply = "failed"
+        _end_after(0)
         print(reply, file=replies, flush=True)
+
+
+def _end_after(seconds: float) -> None:
+    """Let the system end this process after some seconds, since a run that was killed does not; 0: no longer."""
+    if hasattr(signal, "setitimer"):  # not on Windows; the signal's default action needs no turn of the interpreter
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 if __name__ == "__main__":

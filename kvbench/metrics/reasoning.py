@@ -20,6 +20,7 @@ from kvbench.metrics import math_check
 
 _END_OF_THINKING, _THINKING = "</think>", "<think>"
 _ANSWER_LINE = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
+_BRACES = re.compile(r"\\boxed\s*\{|[{}]")
 _CORRECT_ANSWER = (re.compile(r"The correct answer is \(([A-D])\)"), re.compile(r"The correct answer is ([A-D])"))
 
 
@@ -36,13 +37,14 @@ def without_thinking(text: str) -> str:
 
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last ``\boxed{...}`` whose braces are balanced; None if there is none."""
-    for start in (match.end() for match in reversed(list(re.finditer(r"\\boxed\s*\{", text)))):
-        depth = 1
-        for place in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
-            if not depth:
-                return text[start:place]
-    return None
+    opened: list[int | None] = []  # beginnings of boxes that are open, None for other braces; one pass, for long loops
+    last = None
+    for mark in _BRACES.finditer(text):
+        if mark[0] != "}":
+            opened.append(None if mark[0] == "{" else mark.end())
+        elif opened and (start := opened.pop()) is not None and (last is None or start > last[0]):
+            last = (start, mark.start())
+    return None if last is None else text[slice(*last)]
 
 
 def integer(text: str) -> int | None:
@@ -139,6 +141,20 @@ _SCORERS: dict[str, Callable[[str, str], dict[str, float]]] = {
     "longbench_v2": score_longbench_v2,
     "livecodebench": score_livecodebench,
 }
+
+
+def wanted_reference(metric: str, gold: str) -> str | None:
+    """Return what a rule wants as a reference answer, if `gold` is not that, so that no answer could be right."""
+    if metric == "aime" and integer(gold) is None:
+        return "an integer"
+    if metric in ("gpqa", "longbench_v2") and gold not in tuple("ABCD"):
+        return "a letter A to D"
+    if metric == "livecodebench":
+        try:
+            json.loads(gold)
+        except (ValueError, RecursionError):
+            return "a JSON value"
+    return None
 
 
 def score_reasoning(metric: str, prediction: str, answers: Sequence[str]) -> dict[str, float] | None:

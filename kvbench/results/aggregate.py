@@ -358,7 +358,7 @@ def _compare_paired(
                 continue
             own, full = value(row), value(other)
             if own is not None and full is not None:
-                both.setdefault(_problem(row), []).append((own, full))
+                both.setdefault(problem_of(row), []).append((own, full))
         if both:
             pairs = [(fmean(own for own, _ in pair), fmean(full for _, full in pair)) for pair in both.values()]
             difference, spread = mean_error([own - full for own, full in pairs])
@@ -376,7 +376,7 @@ def _finite_score(row: Row) -> float | None:
     return _score_named("score", row)
 
 
-def _problem(row: Row) -> str:
+def problem_of(row: Row) -> str:
     """Return the name of the problem that a row answers: several answers to one problem depend on each other."""
     name: str = row.get("problem") or row["id"]
     return name
@@ -388,7 +388,7 @@ def _of_problems(group: Iterable[Row], value: Callable[[Row], float | None]) -> 
     for row in group:
         number = value(row)
         if number is not None:
-            by_problem.setdefault(_problem(row), []).append(number)
+            by_problem.setdefault(problem_of(row), []).append(number)
     return [fmean(numbers) if len(numbers) > 1 else numbers[0] for numbers in by_problem.values()]
 
 

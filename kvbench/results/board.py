@@ -31,8 +31,8 @@ LONGEST_MESSAGE = 500
 Measure = Literal["score", "perplexity", "kl"]
 #: measures, and whether more is better
 MEASURES: Mapping[Measure, bool] = {"score": True, "perplexity": False, "kl": False}
-#: one sample: digest of its id, value (score, mean NLL per token, mean KL divergence), tokens of its prompt, tokens in
-#: the cache at its end, and their bytes
+#: one sample: digest of its id (of several answers to a problem: of the problem's, with ~0, ~1, ... after it), value
+#: (score, mean NLL per token, mean KL divergence), tokens of its prompt, tokens in the cache at its end, their bytes
 Sample = list[Any]
 
 
@@ -171,8 +171,9 @@ def comparable(setting: Mapping[str, Any]) -> dict[str, Any]:
     return {**setting, "model": {**model, "files": None}} if model.get("gguf") else dict(setting)
 
 
-def figure(measure: Measure, values: Sequence[float]) -> BoardFigure:
+def figure(measure: Measure, samples: Sequence[Sample]) -> BoardFigure:
     """Return the figure of one task: the mean of the samples' values, for perplexity its exponential."""
+    values = _problem_means({sample[0]: sample[1] for sample in samples})
     mean, error = aggregate.mean_error(values)
     assert mean is not None
     if measure == "perplexity":
@@ -181,11 +182,19 @@ def figure(measure: Measure, values: Sequence[float]) -> BoardFigure:
     return BoardFigure(value=mean, stderr=error, n=len(values))
 
 
+def _problem_means(values: Mapping[str, float]) -> list[float]:
+    """Return the mean value of each problem's answers, whose names differ after ``~``; errors are by problem."""
+    by_problem: dict[str, list[float]] = {}
+    for name, value in values.items():
+        by_problem.setdefault(name.partition("~")[0], []).append(value)
+    return [fmean(several) for several in by_problem.values()]
+
+
 def board_figures(
     measure: Measure, samples: Mapping[str, Sequence[Sample]]
 ) -> tuple[dict[str, BoardFigure], BoardFigure]:
     """Return the figure of each task, and their mean with equal weights."""
-    scores = {key: figure(measure, [sample[1] for sample in group]) for key, group in samples.items()}
+    scores = {key: figure(measure, group) for key, group in samples.items()}
     spread = aggregate.root_mean(one.stderr for one in scores.values())
     count = sum(one.n for one in scores.values())
     return scores, BoardFigure(value=fmean(one.value for one in scores.values()), stderr=spread, n=count)
@@ -219,12 +228,13 @@ def _difference(row: BoardRow, other: BoardRow, key: str) -> BoardDifference:
         one, two = row.scores[key], other.scores[key]
         spread = None if one.stderr is None or two.stderr is None else math.hypot(one.stderr, two.stderr)
         return BoardDifference(key, one.value - two.value, spread, min(one.n, two.n), False)
-    mean, error = aggregate.mean_error([mine[name] - others[name] for name in names])
+    changes = _problem_means({name: mine[name] - others[name] for name in names})
+    mean, error = aggregate.mean_error(changes)
     assert mean is not None
     if row.measure == "perplexity":
         value = math.exp(fmean(mine[name] for name in names))
         mean, error = value - math.exp(fmean(others[name] for name in names)), error and value * error
-    return BoardDifference(key, mean, error, len(names), True)
+    return BoardDifference(key, mean, error, len(changes), True)
 
 
 def mean_difference(row: BoardRow, other: BoardRow) -> BoardDifference | None:

@@ -29,7 +29,7 @@ MOST = 1e15
 _HEX = re.compile(r"[0-9a-f]{64}")
 _LINK = re.compile(r"https://[A-Za-z0-9.-]+(/[\w./~%#?=&+:@-]*)?", re.ASCII)
 _KEY = re.compile(r"[\w.:+-]+(@[0-9][0-9k+-]*)?")
-_NAME = re.compile(r"[0-9a-f]{12}")
+_NAME = re.compile(r"[0-9a-f]{12}(~[0-9]{1,4})?")
 
 
 def row_text(content: Mapping[str, Any]) -> str:

@@ -95,12 +95,27 @@ def _more(
     answers, fidelities = {}, {}
     for key, names in by_key.items():
         entry = {"flips": flips_of(rows_a, rows_b, names), "left": answers_left(rows_a, rows_b, names)}
+        if entry["flips"] and any("problem" in rows_b[name] for name in names):
+            entry["flips"] = {**entry["flips"], "p": _p_by_problem(rows_a, rows_b, names)}
         if any(entry.values()):
             answers[key] = entry
         figures = pair_fidelity([rows_a[name] for name in names], [rows_b[name] for name in names])
         if figures is not None:
             fidelities[key] = figures
     return answers, fidelities
+
+
+def _p_by_problem(rows_a: Mapping[str, Row], rows_b: Mapping[str, Row], names: Sequence[str]) -> float:
+    """Return McNemar's p over problems, each lost or won by most of its answers, which depend on each other."""
+    from kvbench.metrics.fidelity import mcnemar
+
+    changes: dict[str, float] = {}
+    for name in names:
+        before, after = _score_of(rows_a[name]), _score_of(rows_b[name])
+        if before is not None and after is not None:
+            problem = aggregate.problem_of(rows_b[name])
+            changes[problem] = changes.get(problem, 0) + (after >= 1 - 1e-9) - (before >= 1 - 1e-9)
+    return mcnemar(sum(change < 0 for change in changes.values()), sum(change > 0 for change in changes.values()))
 
 
 def comparison_screen(comparison: Comparison) -> Group:

@@ -20,7 +20,7 @@ from kvbench.decoding.shared_prefill import ReadPrompt
 from kvbench.models.load import LoadedModel
 from kvbench.profiling.memory import PhasePeaks
 from kvbench.results.samples import MEASURED, Row
-from kvbench.runner.prompting import EncodedPrompt, answer_ids, encode_batch, end_ids, sample_seed
+from kvbench.runner.prompting import EncodedPrompt, answer_ids, encode_batch, end_ids, sample_seed, system_turn
 from kvbench.runner.rows import Machine, Report, head, row_bill
 from kvbench.runner.scoring import finite, scored
 from kvbench.tasks.base import Sample, Task
@@ -121,7 +121,7 @@ class Answers:
         bills = [row_bill(cache, index, len(samples)) for index in range(len(samples))]
         rows = [
             answer_row(self.task, sample, batch.prompts[index], generation, index, bills[index], measured)
-            | decoding.named(sample.rules.system)
+            | decoding.named(system_turn(sample, self.config.model))
             for index, sample in enumerate(samples)
         ]
         for row, note in zip(rows, cache.notes or (), strict=False):

@@ -287,6 +287,11 @@ def answer_ids(sample: Sample, tokenizer: Any) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
 
+def system_turn(sample: Sample, model: ModelConfig) -> str | None:
+    """Return the text of the system turn that a sample's prompt really has; None if its wrapper has no such turn."""
+    return sample.rules.system if sample.rules.chat and model.chat == "template" else None
+
+
 def sample_seed(seed: int, sample: Sample) -> int:
     """Return the seed for sampling the answer's tokens; it depends only on `seed` and the id of the sample."""
     return zlib.crc32(f"{seed}/{sample.id}".encode())

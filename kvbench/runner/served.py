@@ -29,7 +29,15 @@ from kvbench.profiling.shape import Shape
 from kvbench.results.environment import cpu_name
 from kvbench.results.identity import is_baseline
 from kvbench.results.samples import MEASURED, Row
-from kvbench.runner.prompting import EncodedPrompt, encode_prompt, end_ids, own_limit, prompt_limit, sample_seed
+from kvbench.runner.prompting import (
+    EncodedPrompt,
+    encode_prompt,
+    end_ids,
+    own_limit,
+    prompt_limit,
+    sample_seed,
+    system_turn,
+)
 from kvbench.runner.rows import Machine, head
 from kvbench.runner.scoring import scored
 from kvbench.runner.workers import Elsewhere, Outcome
@@ -98,8 +106,8 @@ def open_served(
     """Start the server, or find the running ones, and yield the requests of a run to a ``with`` block.
 
     Everything that can be wrong before the first sample is refused here. The server's output goes to `server.log` in
-    `folder`; `rows` are those that the run has already. At the end of the block the requests under way are dropped, and
-    the server ends.
+    `folder`, which is removed at the end if a sample is private, because some servers write texts into it; `rows` are
+    those that the run has already. At the end of the block the requests under way are dropped, and the server ends.
 
     Raises:
         ConfigError: the method, the samples' work, a name or a port do not fit a server.
@@ -117,7 +125,10 @@ def open_served(
         if model.engine is None:
             server, places = None, [place_at(url, model.served) for url in model.urls]
         else:
-            server, places = _started(stack, model, form, expected, folder / "server.log")
+            log = folder / "server.log"
+            if any(sample.private for sample in missing):
+                stack.callback(log.unlink, missing_ok=True)
+            server, places = _started(stack, model, form, expected, log)
         answers = [proof.facts(place, server.text() if server else "") for place in places]
         if len({(place.engine.name, one.version) for place, one in zip(places, answers, strict=True)}) > 1:
             names = ", ".join(f"{place.engine.name} {one.version}" for place, one in zip(places, answers, strict=True))
@@ -203,6 +214,7 @@ class Requests(Elsewhere):
             retries=model.retries,
             timeout_s=model.timeout_s,
             alive=server.check_running if server else lambda: None,
+            private=any(sample.private for sample in missing),
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._all()), daemon=True)
@@ -309,7 +321,7 @@ class Requests(Elsewhere):
         row = {
             **head(sample, len(prompt.ids), finish, truncated=prompt.removed, prediction=text, tokens=tokens),
             **scored(self._config.task, sample, text, finish),
-            **decoding.named(sample.rules.system),
+            **decoding.named(system_turn(sample, self._model)),
             "nll": None,
             "kv_bytes": self._bill(len(prompt.ids) + len(tokens) - (finish == "length")),
             MEASURED: self.machine.measured(1, None, None, ttft_s=ttft, step_s=steps, decoded=len(steps))

@@ -141,7 +141,8 @@ def board_samples(
             number = value(row)
             if number is None or not math.isfinite(number):
                 raise KvbenchError(f"run {store.run_id}: sample {row['id']} has no finite {measure}")
-            name = full_digest(row["id"])[:12]
+            problem, answer = row.get("problem", row["id"]), row["id"].removeprefix(row.get("problem", row["id"]))
+            name = full_digest(problem)[:12] + answer  # ~K for the K-th of several answers to a problem
             held, window = row["kv_bytes"], row.get("window")
             prompt = window["prefill"] if window else row["prompt_tokens"]  # a window is no prompt, but for its start
             tokens = cached_tokens(shape, prompt, held["fp16_equivalent"], cache.width)

@@ -15,8 +15,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 from kvbench.errors import ConfigError, DataError
-from kvbench.metrics import answers, gsm8k
+from kvbench.metrics import answers, gsm8k, math_check
 from kvbench.metrics.answers import LETTERS, Metric
+from kvbench.metrics.reasoning import wanted_reference
 from kvbench.tasks import data
 from kvbench.tasks.base import PromptRules, Sample, Task, check_shots
 from kvbench.tasks.data import HubSource, Record
@@ -44,7 +45,9 @@ class Records(Task):
         answer: field that holds the answer: a text, a number, or a list of these, each of which is accepted.
         metric: ``exact_match`` (ignoring case, quotes and final punctuation), ``f1`` (over words, as in SQuAD and
             LongBench), ``rouge`` (ROUGE-Lsum with stemming), ``regex`` (exact match of what `pattern` extracts),
-            ``choice`` (the letter of an option), or ``gsm8k`` (the number after ``####``, strict and flexible).
+            ``choice`` (the letter of an option), ``gsm8k`` (the number after ``####``, strict and flexible), or a rule
+            for long answers (:mod:`kvbench.metrics.reasoning`): ``aime``, ``math``, ``gpqa``, ``longbench_v2`` or
+            ``livecodebench``.
         pattern: regular expression with one group, for the metric ``regex``. The text that the group matches is
             compared, in the model's answer and in each reference answer that the pattern matches.
         choices: field that holds the options, for the metric ``choice``: a list of texts, or labels and texts in the
@@ -153,10 +156,12 @@ class Records(Task):
                 )
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the package that computes ROUGE if the metric is ``rouge``."""
-        if self.metric != "rouge":
+        """Return the package that computes the metric, if it needs one."""
+        needed = {"rouge": ("rouge_score", "rouge-score"), "math": ("math_verify", "'kvbench[math]'")}.get(self.metric)
+        if needed is None:
             return ()
-        return (Package("rouge_score", "dataset.metric", "rouge", "run pip install rouge-score"),)
+        module, wanted = needed
+        return (Package(module, "dataset.metric", self.metric, f"run pip install {wanted}"),)
 
     @cached_property
     def _template(self) -> Template:
@@ -266,6 +271,8 @@ class Records(Task):
             FILLED_TEXT.check(reference, self.answer, place)
             if self.metric == "gsm8k" and gsm8k.gold(reference) is None:
                 raise DataError(f"{place}: field '{self.answer}' does not end with '#### NUMBER': {reference[-60:]!r}.")
+            if (wanted := wanted_reference(self.metric, reference)) is not None:
+                raise DataError(f"{place}: field '{self.answer}' is {reference[:60]!r}; expected {wanted}.")
         return references
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
@@ -319,10 +326,14 @@ class Records(Task):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return facts for `metrics.json` outside the run's identity: numbers of records by split and of repeats."""
+        """Return facts for `metrics.json` outside the run's identity: numbers of records by split and of repeats.
+
+        With the metric ``math`` they include the versions of the packages on which verdicts depend.
+        """
         repeated = len(self._repeated(self.entries[self.split]))
         counts = {split: len(entries) for split, entries in self.entries.items()}
-        return {"records": counts, **({"repeated": repeated} if repeated else {})}
+        versions = {"packages": math_check.math_versions()} if self.metric == "math" else {}
+        return {"records": counts, **({"repeated": repeated} if repeated else {}), **versions}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         """Score an answer with the configured metric; ``rouge`` adds one score per kind of ROUGE.

@@ -20,15 +20,13 @@ from itertools import zip_longest
 from typing import Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError, DataError
-from kvbench.metrics import math_check
 from kvbench.metrics.answers import LETTERS, Metric
-from kvbench.metrics.reasoning import integer, score_mrcr, without_thinking
+from kvbench.metrics.reasoning import score_mrcr, without_thinking
 from kvbench.tasks import data
 from kvbench.tasks.base import PromptRules, Sample, Setup, check_list
 from kvbench.tasks.from_records import Records
-from kvbench.tasks.records import COUNT, FILLED_TEXT, Record, check_record
+from kvbench.tasks.records import COUNT, FILLED_TEXT, Record, check_record, is_text
 from kvbench.tasks.template import Entry
-from kvbench.util.requirements import Package
 from kvbench.util.schema import MOST_TOKENS, bounded
 
 
@@ -66,19 +64,6 @@ class LongAnswers(Records):
                 hint="decoding.temperature=0.6 decoding.top_p=0.95 decoding.top_k=20, or dataset.repeats=1",
             )
 
-    def packages(self) -> tuple[Package, ...]:
-        """Return math-verify if it compares the answers."""
-        if self.metric != "math":
-            return super().packages()
-        return (Package("math_verify", "dataset.metric", "math", "run pip install 'kvbench[math]'"),)
-
-    def entry(self, record: Record, place: str) -> Entry:
-        """See :meth:`Records.entry`. Raises DataError if the answer is not of the metric's kind."""
-        entry = super().entry(record, place)
-        if self.metric == "aime" and integer(entry.answers[0]) is None:
-            raise DataError(f"{place}: field '{self.answer}' is {entry.answers[0]!r}; expected an integer.")
-        return entry
-
     def samples(self) -> Iterator[Sample]:
         """Yield the first answers to all problems, then the second ones, and so on; `limit` counts problems."""
         for repeat in range(self.repeats):
@@ -94,10 +79,6 @@ class LongAnswers(Records):
     def identity(self) -> dict[str, Any]:
         """Return the identity of :meth:`Records.identity`, with the number of answers to each problem."""
         return {**super().identity(), "target": "reasoning", "repeats": self.repeats}
-
-    def notes(self) -> dict[str, Any]:
-        """Return numbers of records, and the versions of the packages that decide a metric ``math``."""
-        return {**super().notes(), **({"packages": math_check.math_versions()} if self.metric == "math" else {})}
 
 
 #: the prompt of simple-evals for multiple choice
@@ -135,7 +116,7 @@ class GPQA(LongAnswers):
     def entry(self, record: Record, place: str) -> Entry:
         """Return a question with its options in the order of the file, the right one first."""
         for name in self.FIELDS:
-            if not isinstance(record.get(name), str) or not record[name].strip():
+            if not is_text(record.get(name)) or not record[name].strip():
                 raise DataError(f"{place}: the record has no text in the field '{name}'.")
         return Entry(record["Question"], None, "", ("A",), {name: record[name] for name in self.FIELDS}, 4)
 

@@ -119,6 +119,10 @@ class Handler(BaseHTTPRequestHandler):
             self.reply({"error": {"message": f"fault {fault}"}}, int(fault), **({"Retry_After": "0"}))
             return
         prompt = asked["prompt"]
+        if fault == "echo":
+            text = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+            self.reply({"error": {"message": f"cannot read {text[-40:]}"}}, 400)
+            return
         count = min(o.tokens, asked["n_predict" if native else "max_tokens"])
         ids = [one + o.shift for one in numbers(prompt, count, self.tokenizer.get_vocab_size())]
         length = len(prompt) if isinstance(prompt, list) else len(self.tokenizer.encode(prompt).ids)

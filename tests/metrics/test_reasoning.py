@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import random
+import sys
 
 import pytest
 
@@ -17,6 +20,7 @@ from kvbench.metrics.reasoning import (
     score_longbench_v2,
     score_mrcr,
     score_reasoning,
+    wanted_reference,
     without_thinking,
 )
 from kvbench.metrics.text import loops
@@ -70,6 +74,27 @@ def test_thinking_is_removed(text: str, rest: str) -> None:
 )
 def test_the_last_balanced_box_counts(text: str, boxed: str | None) -> None:
     assert last_boxed(text) == boxed
+
+
+def test_boxes_without_end_take_no_time() -> None:
+    assert last_boxed(r"\boxed{1}" + r"\boxed{" * 100_000) == "1"
+    assert last_boxed(r"\boxed{" * 50_000 + "2" + "}" * 50_000) == "2"
+
+
+@pytest.mark.parametrize(
+    ("metric", "gold", "wanted"),
+    [
+        ("aime", "1/2", "an integer"),
+        ("longbench_v2", "b", "a letter A to D"),
+        ("livecodebench", "{1}", "a JSON value"),
+        ("aime", "073", None),
+        ("gpqa", "D", None),
+        ("livecodebench", "[1]", None),
+        ("f1", "", None),
+    ],
+)
+def test_references_that_no_answer_could_equal_are_named(metric: str, gold: str, wanted: str | None) -> None:
+    assert wanted_reference(metric, gold) == wanted
 
 
 @pytest.mark.parametrize(
@@ -161,6 +186,18 @@ def test_an_answer_that_takes_too_long_is_wrong_and_named(monkeypatch: pytest.Mo
     pytest.importorskip("math_verify")
     assert math_check.math_verdict("5", r"\boxed{5}", 60.0) == "right"
     process = math_check._running
+    assert os.getsid(process._process.pid) != os.getsid(0)  # Ctrl-C ends the run, not the comparison of its last answer
     monkeypatch.setattr(math_check, "math_verdict", lambda *texts: process.compare(*texts, 0.05))
     assert score_reasoning("math", "$10^{10^{10^{10}}}$", ["5"]) == {"score": 0.0, "unchecked": 1.0}
     assert process.ended and process.compare("5", "5", 1.0) == "failed"
+
+
+def test_a_process_whose_run_was_killed_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[float] = []
+    monkeypatch.setattr(math_check.signal, "setitimer", lambda _, seconds: timers.append(seconds))
+    monkeypatch.setattr(math_check, "_compare", lambda gold, prediction: gold == prediction)
+    replies = io.StringIO()
+    pytest.importorskip("math_verify")
+    monkeypatch.setitem(sys.modules, "resource", None)  # no limits for this process
+    math_check._answer_requests(io.StringIO('["5", "5", 2.0]\n'), replies)
+    assert replies.getvalue() == "ready\nright\n" and timers == [2.0 + math_check.ORPHANED_S, 0]

@@ -72,3 +72,17 @@ def test_a_damaged_config_does_not_end_the_comparison(tmp_path: Path, group: str
     config_path = store.path / "config.yaml"
     config_path.write_text(yaml.safe_dump({**(store.config() or {}), group: value}))
     assert report.main(["--results", str(tmp_path), "--compare", run_id(1), run_id(2)]) == 0
+
+
+def test_several_answers_to_a_problem_are_one_change() -> None:
+    """Five answers to each of two problems are lost together: p is that of two changes, not of ten."""
+
+    def rows(score: float) -> dict[str, dict[str, object]]:
+        one = {"task": "t", "length": None, "tokens": [1], "scores": {"score": score}}
+        return {f"t/{p}~{k}": {**one, "id": f"t/{p}~{k}", "problem": f"t/{p}"} for p in range(2) for k in range(5)}
+
+    answers, _ = compare._more(rows(1.0), rows(0.0), list(rows(0.0)))
+    assert (answers["t"]["flips"]["lost"], answers["t"]["flips"]["p"]) == (10, 0.5)
+    alone = {name: {**row, "problem": name} for name, row in rows(0.0).items()}
+    answers, _ = compare._more(rows(1.0), alone, list(alone))
+    assert answers["t"]["flips"]["p"] == 2 / 2**10

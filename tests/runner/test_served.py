@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from kvbench.runner.run import answer_run
 from tests.endpoint.fake_server import numbers, tokenizer
 from tests.endpoint.serving import F16, SERVER, of_endpoint, process, serving
 from tests.run_files import on_disk
+from tests.run_support import ToyTask
 
 ROOT = Path(__file__).parents[2]
 
@@ -288,6 +290,15 @@ def test_a_started_server_is_proven_kept_in_the_log_and_gone_at_the_end(tmp_path
     port = server["command"][server["command"].index("--port") + 1]
     with pytest.raises(EndpointError, match="no server can be reached"):
         client.get(f"http://127.0.0.1:{port}", "/health")
+
+
+def test_the_log_of_a_server_that_read_private_texts_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = ToyTask.samples
+    monkeypatch.setattr(ToyTask, "samples", lambda task: (replace(one, private=True) for one in samples(task)))
+    metrics = answer_run(started(tmp_path, tmp_path, f"mib={F16 * 4096 / 2**20}", limit=1))
+    assert metrics["status"] == "ok" and not (Path(metrics["run_dir"]) / "server.log").exists()
 
 
 @pytest.mark.parametrize(

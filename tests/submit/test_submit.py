@@ -13,8 +13,10 @@ import pytest
 
 from kvbench.bench.prediction import CacheShape
 from kvbench.cli.report_runs import Code
+from kvbench.config.run_config import checked_config
 from kvbench.errors import KvbenchError
 from kvbench.methods.load import load_method
+from kvbench.results import board_file
 from kvbench.results.board import BoardRow, RowError, board_figures, differences, disagreement, from_exact, row_status
 from kvbench.results.board_file import MOST_BYTES, read_row, row_text
 from kvbench.results.identity import run_id
@@ -23,7 +25,7 @@ from kvbench.submit import build, check
 from kvbench.submit.check import cache_of, cache_shape, cached_tokens, check_bytes, half_bytes, unpredicted
 from kvbench.submit.command import main
 from kvbench.submit.listing import listing_markdown, markdown_escape, read_listing
-from tests.submit.made_rows import finished_run
+from tests.submit.made_rows import config_of, finished_run
 
 ROOT = Path(__file__).resolve().parents[2]
 LEADERBOARD = ROOT / "leaderboard"
@@ -452,3 +454,18 @@ def test_the_committed_rows_pass_the_check() -> None:
     assert listing_markdown(listing) == (LEADERBOARD / "README.md").read_text(encoding="utf-8")
     assert len({row.group for row in listing.rows}) >= 2 and {row.measure for row in listing.rows} == {"score", "kl"}
     assert all(row.commit and not row.commit.endswith("+") for row in listing.rows), "made from committed code"
+
+
+def test_several_answers_to_a_problem_have_one_error(tmp_path: Path) -> None:
+    """Answers to one problem are equal here, so that the error is that of three problems."""
+    store = finished_run(tmp_path, "kivi", (1.0, 1.0, 0.0, 0.0, 0.5, 0.5))
+    rows = [
+        {**row, "id": f"kv/{number // 2}~{number % 2}", "problem": f"kv/{number // 2}"}
+        for number, row in enumerate(store.samples().rows.values())
+    ]
+    cache = cache_of(checked_config(config_of("kivi")).model.dimensions(), 2)
+    measure, samples = build.board_samples(store, rows, cache)
+    _, mean = board_figures(measure, samples)
+    assert (mean.n, mean.value, mean.stderr) == (3, 0.5, pytest.approx(0.5 / 3**0.5))
+    assert len({sample[0] for group in samples.values() for sample in group}) == 6
+    assert all(board_file._well_formed(measure, sample) for group in samples.values() for sample in group)

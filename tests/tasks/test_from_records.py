@@ -123,6 +123,7 @@ def test_rouge_of_summaries(tmp_path: Path) -> None:
     pytest.importorskip("rouge_score")
     records = task(write(tmp_path, [{"question": "?", "answer": "a cat sat"}]), metric="rouge")
     assert records.packages()[0].module == "rouge_score" and not task("x", metric="f1").packages()
+    assert task("x", metric="math").packages()[0].module == "math_verify"
     assert records.score(next(records.samples()), "cats sat")["score"] == pytest.approx(0.8)
 
 

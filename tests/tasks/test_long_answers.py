@@ -6,6 +6,9 @@ import csv
 import hashlib
 import json
 import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import yaml
 
 from kvbench.errors import ConfigError, DataError
 from kvbench.models.load import byte_tokenizer
-from kvbench.results.samples import sealed, unsealed
+from kvbench.results.samples import outputs, read_samples, sealed, unsealed
 from kvbench.runner.prompting import encode_prompt, wrapper
 from kvbench.runner.remarks import shown_excerpts
 from kvbench.runner.rows import head
@@ -130,8 +133,9 @@ def test_longbench_v2_has_the_official_template_and_scores_by_kind(tmp_path: Pat
     assert data_set.score(second, "The correct answer is (B)") == dict.fromkeys(
         ("score", "compensated", "hard", "medium"), 1.0
     )
-    with pytest.raises(DataError, match="field 'length' is 'tiny'; expected short or medium or long"):
-        list(task(tmp_path, "longbench_v2", [{**question(0), "length": "tiny"}]).samples())
+    for key, value, wanted in (("length", "tiny", "short or medium or long"), ("answer", "b", "a letter A to D")):
+        with pytest.raises(DataError, match=f"field '{key}' is '{value}'; expected {wanted}"):
+            list(task(tmp_path, "longbench_v2", [{**question(0), key: value}]).samples())
 
 
 def test_livecodebench_asks_for_an_assertion(tmp_path: Path) -> None:
@@ -270,10 +274,25 @@ def test_several_answers_of_a_server(tmp_path: Path) -> None:
     rows = store_of(metrics).samples().rows
     assert rows["gpqa_diamond/1~1"]["problem"] == "gpqa_diamond/1"
     for row in rows.values():
-        assert row["prediction"].startswith("sealed:") and row["sampler"] == {**SAMPLER, "system": "Be brief."}
+        assert row["prediction"].startswith("sealed:") and row["sampler"] == {**SAMPLER, "system": None}  # no template
         assert (row["scores"]["cut"], row["scores"]["looping"]) == (0.0, 0.0)
     entry = metrics["scores"]["gpqa_diamond"]
     assert (entry["n"], entry["answers"]) == (2, 4)
+
+
+@pytest.mark.parametrize(("name", "text"), [("gpqa_diamond", "wrong"), ("aime2025", "answering")])
+def test_words_of_a_server_are_shown_unless_the_data_are_private(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    made = of_endpoint(tmp_path / "runs", concurrency=1)
+    made["dataset"] = options(tmp_path, name, max_new_tokens=8, limit=1)
+    with serving(faults="echo", rate=1.0) as url:
+        made["model"]["urls"] = [url]
+        answer_run(made)
+    files = b"".join(file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file())
+    shown = capsys.readouterr().err.encode(), files
+    assert all(b"refuses the request with status 400" in part for part in shown)
+    assert [text.encode() in part for part in shown] == 2 * [name != "gpqa_diamond"]
 
 
 def test_mrcr_runs_with_its_turns_as_the_prompt(tmp_path: Path) -> None:
@@ -304,3 +323,33 @@ def test_what_a_model_cannot_take_is_refused(tmp_path: Path, name: str, more: di
     made["dataset"] = options(tmp_path, name, **{"max_new_tokens": 5, **more})
     with pytest.raises(ConfigError, match=key):
         answer_run(made)
+
+
+@pytest.mark.slow
+def test_ten_kills_in_the_middle_of_long_answers_change_nothing(tmp_path: Path) -> None:
+    """The bundled model draws 12 answers of up to 300 tokens; each kill comes within the answer after the next one."""
+    data = written(tmp_path, "aime2025", records=RECORDS["aime2025"][:2])
+
+    def command(results: Path) -> subprocess.Popen[bytes]:
+        words = [f"dataset.path={data}", f"runtime.results_dir={results}", "model=tiny", "method=kivi", "logger=none"]
+        words += ["dataset=aime2025", "dataset.repeats=6", "dataset.max_new_tokens=300", "decoding.temperature=1"]
+        return subprocess.Popen([sys.executable, "-m", "kvbench", *words], stderr=subprocess.DEVNULL)
+
+    def lines(results: Path) -> list[bytes]:
+        return b"".join(file.read_bytes() for file in results.glob("*/samples.jsonl")).splitlines()
+
+    draw = random.Random(0)
+    for kill in range(10):
+        begun, took = command(tmp_path / "killed"), time.monotonic()
+        while len(lines(tmp_path / "killed")) == kill:
+            assert begun.poll() is None and time.monotonic() - took < 300
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0.1, 0.6))  # an answer of 300 tokens takes more than a second
+        begun.kill()
+        begun.wait()
+        assert len(lines(tmp_path / "killed")) == kill + 1
+    assert [command(tmp_path / name).wait(600) for name in ("killed", "whole")] == [0, 0]
+    files = [next((tmp_path / name).glob("*/samples.jsonl")) for name in ("killed", "whole")]
+    killed, whole = ([outputs(row) for row in read_samples(file).rows.values()] for file in files)
+    assert killed == whole and len(whole) == len(lines(tmp_path / "killed")) == 12
+    assert sum(row["finish"] == "length" and len(row["tokens"]) == 300 for row in whole) >= 8
