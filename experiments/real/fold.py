@@ -22,8 +22,9 @@ from kvbench.results import fidelity_fold
 from kvbench.results.points import halves
 from kvbench.results.samples import MEASURED, Row
 
-#: figures of each kind of row: name in the file, and name among the figures of items
-KINDS = {"fidelity": ("kl", "flips"), "nll": ("perplexity",), "scores": ("score",)}
+#: figures of each kind of row: name in the file, and name among the figures of items. Rows with scores also have the
+#: likelihood of their reference answers, and rows of perplexity have no scores
+KINDS = {"fidelity": ("kl", "flips"), "scores": ("score",), "nll": ("perplexity",)}
 FILE = "figures.json"
 #: digits of the figures of single windows
 DIGITS = 5

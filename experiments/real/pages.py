@@ -149,8 +149,9 @@ def readme_table(kl: Line, perplexity: Line, retrieval: Line | None) -> list[str
         cells = ["-" if run is None else write(run) for run in runs]
         if runs is divergences:
             cells[0] = "0"
-        count = max((run["n"] for run in runs if run), default=0)
-        body.append([title if runs is needles and write is sized else f"{title} (n = {count})", *cells])
+        counts = sorted({run["n"] for run in runs if run})
+        number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        body.append([title if runs is needles and write is sized else f"{title} (n = {number})", *cells])
     return markdown_table(["", *(setting.name for setting in EIGHT)], body)
 
 

@@ -49,7 +49,8 @@ def test_figures_of_a_run_are_those_of_its_tokens_and_windows():
     nll = fold.run_figures([{"id": "a", "nll": {"sum": 6.0, "n": 3}}, {"id": "b", "nll": {"sum": 2.0, "n": 2}}])
     assert nll["perplexity"]["value"] == pytest.approx(4.4817, rel=1e-4) and nll["samples"] == [2.0, 1.0]
     bill = {"used": {"total": 100}, "fp16_equivalent": 400}
-    score = fold.run_figures([{"id": "a", "scores": {"score": 1.0}, "kv_bytes": bill, "measured": {}}])
+    nll = {"sum": 3.0, "n": 2}  # of the reference answer
+    score = fold.run_figures([{"id": "a", "scores": {"score": 1.0}, "nll": nll, "kv_bytes": bill, "measured": {}}])
     assert score["bytes"] == 100 and score["ratio"] == 4 and fold.run_figures([]) == {"n": 0}
     mean, interval, count = fold.difference({"samples": [3.0, 5.0, 4.0]}, {"samples": [1.0, 2.0]})
     assert (mean, count) == (2.5, 2) and interval[0] < 2.5 < interval[1]
