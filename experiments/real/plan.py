@@ -232,6 +232,11 @@ RULES = """
 - QuantSpec's acceptance comes after the perplexities of Tables 2 and 3 with 4 prompts there too, GSM8K with 24, QMSum
   with 16 of its 150 rows: steps are eager, since no kernel for GPUs reads a cache in 32 bits.
 - The first run's H100 had the sources of commit 0d94ae9c; its rows name an older one with changes.
+- A second run had two H100s for 20 minutes in all, with NVIDIA's MPS: processes of one GPU then run side by side, where
+  15 of them had taken turns and were slower than few. In it came the lines of 2 bits and KVQuant's, outliers over 32
+  windows, floors with at most 20 rows a set, attention with 50 prompts, retrieval, and acceptance with 4 prompts.
+  Processes with prompts of 8k tokens filled the GPUs' memory, so that eight of fifteen settings at 8k tokens are open, as
+  are parts 8, 10 and 11, LogQuant's Figure 4, and 64 windows in place of 32.
 """
 
 
