@@ -87,7 +87,8 @@ class Tuning:
     def space(self, formats: Sequence[str], tie: int = 1) -> Space:
         """Return the recipes of the model's layers from these formats, `tie` consecutive layers tied together."""
         heads = self.evaluators[0].heads
-        return Space(heads, self.channels, self.rope, tuple(formats), tied_layers(len(heads), -(-len(heads) // tie)))
+        names = tuple(dict.fromkeys(formats))
+        return Space(heads, self.channels, self.rope, names, tied_layers(len(heads), -(-len(heads) // tie)))
 
     def _score(self, recipe: Recipe, part: int, chunk: int) -> ChunkScore:
         text, number = layer_map(recipe), chunk + part * len(self.evaluators[0].chunks)

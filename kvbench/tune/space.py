@@ -150,13 +150,15 @@ class Space:
         """Return the form of each layer."""
         return tuple(form for form, count in zip(recipe, self.tied, strict=True) for _ in range(count))
 
-    def check_budget(self, bits: float) -> None:
-        """Raise ConfigError if no recipe has so few bits."""
-        least = self.form_bits(self.forms[0])
+    def check_budget(self, bits: float, *, in_bytes: bool = False) -> None:
+        """Raise ConfigError if no recipe has so few bits; with `in_bytes`, it names the bytes of a token."""
         if self.capacity(bits) < int(self.costs.min(1).sum()):
+            share = self.elements / 8 if in_bytes else 1.0
+            option, unit = ("--bytes", "bytes a token") if in_bytes else ("--bits", "bits an element")
+            least = f"{share * self.form_bits(self.forms[0]):.10g}"
             raise ConfigError(
-                "--bits", bits, f"is below the smallest format: {self.forms[0]} has {least:g} bits an element",
-                hint=f"--bits {least:g}, or add a smaller format to --formats",
+                option, round(share * bits, 6), f"is below the smallest format: {self.forms[0]} has {least} {unit}",
+                hint=f"{option} {least}, or add a smaller format to --formats",
             )  # fmt: skip
 
 

@@ -69,3 +69,7 @@ def test_a_budget_below_the_smallest_format_names_it() -> None:
     space(3).check_budget(4.5)
     with pytest.raises(ConfigError, match=r"--bits=4.4: is below the smallest format: iq4_nl has 4.5 bits"):
         space(3).check_budget(4.4)
+    space(3).check_budget(4.5, in_bytes=True)
+    with pytest.raises(ConfigError, match=r"--bytes=422.4: is below .* iq4_nl has 432 bytes a token") as raised:
+        space(3).check_budget(4.4, in_bytes=True)
+    assert "--bytes 432," in str(raised.value)
