@@ -68,7 +68,7 @@ def best_recipe(space: Space, losses: Floats, capacity: int) -> Recipe:
 
 
 def smallest_recipe(space: Space, losses: Floats, most: float) -> Recipe:
-    """Return the recipe of the least cost whose losses have at most this sum; if none has, that of the most cost."""
+    """Return the recipe of the least cost whose losses have at most this sum; if none has, that of the least sum."""
     capacity = int(space.costs.max(1).sum())
     best, taken = least_loss(space.costs, losses, capacity)
     fitting = np.flatnonzero(best <= most)

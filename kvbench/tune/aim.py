@@ -46,7 +46,7 @@ def standard_error(values: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True)
 class Aim:
-    """What is sought: the least KL divergence under a budget, or the fewest bits under a KL divergence.
+    """Aim of a search: the least KL divergence under a budget, or the fewest bits under a KL divergence.
 
     Args:
         space: the recipes.
@@ -61,7 +61,8 @@ class Aim:
     @property
     def capacity(self) -> int:
         """Largest cost of a recipe."""
-        return int(self.space.costs.max(1).sum()) if self.bits is None else self.space.capacity(self.bits)
+        most = int(self.space.costs.max(1).sum())
+        return most if self.bits is None else min(most, self.space.capacity(self.bits))
 
     def admits(self, recipe: Recipe) -> bool:
         """Return True if a recipe is within the budget of bits."""
@@ -75,7 +76,10 @@ class Aim:
         return (0.0, cost, scored.mean) if scored.mean <= self.kl else (1.0, scored.mean, cost)
 
     def hopeless(self, kl: NDArray[np.float64], best: Scored | None) -> bool:
-        """Return True if the first windows of a recipe show that it will not be the best."""
+        """Return True if the first windows of a recipe show it worse than `best`, or above the KL divergence sought.
+
+        The errors beside `best` are paired by window; those beside the KL divergence sought are the recipe's own.
+        """
         if len(kl) < WINDOWS:
             return False
         if self.kl is not None:

@@ -109,6 +109,10 @@ def test_a_recipe_stops_only_where_it_is_clearly_worse() -> None:
     assert not aim.hopeless(np.array([9.0, 9.0, 9.0, 9.0]), None)
 
 
+def test_a_budget_above_exact_caches_is_that_of_exact_caches() -> None:
+    assert Aim(space(2), 1e12).capacity == Aim(space(2), 16.0).capacity > Aim(space(2), 15.0).capacity
+
+
 def test_baselines_have_their_shape() -> None:
     aim = Aim(space(6), 8.6)
     assert all(len(set(recipe)) == 1 and aim.admits(recipe) for recipe in uniform_recipes(aim))
