@@ -36,6 +36,8 @@ class Evaluations:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._lock:
+                if path.exists():
+                    self._update()  # refuses a file of others before a byte of it is changed
                 self._mend()
                 if not path.exists() or not path.stat().st_size:
                     path.write_bytes(_line(self.header))
@@ -44,11 +46,17 @@ class Evaluations:
         self._update()
 
     def _mend(self) -> None:
-        """Drop the last line if its writer was killed before its end; the lock is held."""
+        """Drop the last line if its writer was killed before its end; the lock is held.
+
+        Raises:
+            KvbenchError: it is the only line, and not the beginning of the header.
+        """
         if not self.path.exists():
             return
         content = self.path.read_bytes()
         whole = content.rfind(b"\n") + 1
+        if not whole and not _line(self.header).startswith(content):
+            raise self._foreign(content)
         if whole < len(content):
             with self.path.open("r+b") as handle:
                 handle.truncate(whole)
@@ -70,18 +78,21 @@ class Evaluations:
                     score = ChunkScore(tuple(record["kl"]), tuple(record["top"]), int(record["count"]))
                     self._scores[record["recipe"], int(record["chunk"])] = score
             except (ValueError, KeyError, TypeError) as error:
-                raise KvbenchError(
-                    f"{self.path}: a line is not an evaluation of kvbench.tune: {line[:80].decode(errors='replace')}\n"
-                    "  hint: remove the file, or choose another --out"
-                ) from error
+                raise self._foreign(line) from error
             first = False
+
+    def _foreign(self, line: bytes) -> KvbenchError:
+        return KvbenchError(
+            f"{self.path}: a line is not an evaluation of kvbench.tune: {line[:80].decode(errors='replace')}\n"
+            "  hint: remove the file, or choose another --out"
+        )
 
     def _check(self, record: Any) -> None:
         if record == self.header:
             return
         keys = sorted(key for key in self.header if not isinstance(record, dict) or record.get(key) != self.header[key])
         raise KvbenchError(
-            f"{self.path}: its evaluations are others: another {', '.join(keys)}\n"
+            f"{self.path}: its evaluations are of another {', another '.join(keys)}\n"
             "  hint: choose another --out, or remove the file"
         )
 

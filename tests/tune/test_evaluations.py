@@ -56,7 +56,7 @@ def test_evaluations_of_another_model_are_refused_and_kept(tmp_path: Path) -> No
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("content", [b"hello\nworld\n", b"[1, 2]\n", b'{"id": "x"}\n'])
+@pytest.mark.parametrize("content", [b"hello\nworld\n", b"[1, 2]\n", b'{"id": "x"}\n', b"hello", b"hello\nwor"])
 def test_a_foreign_file_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "evaluations.jsonl"
     path.write_bytes(content)
