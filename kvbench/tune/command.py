@@ -93,12 +93,14 @@ def read_recipe(path: Path) -> list[str]:
     """Return the form of each layer of a ``recipe.json``.
 
     Raises:
-        KvbenchError: it cannot be read, or is not one.
+        KvbenchError: it cannot be read, is not one, or names an unknown format.
     """
     try:
         return forms_in(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise KvbenchError(f"{path}: cannot be read as a recipe: {error}\n  hint: --recipe DIR/recipe.json") from error
+    except KvbenchError as error:
+        raise KvbenchError(f"{path}: {error}") from error
 
 
 def composed_config(words: Sequence[str], count: int) -> RunConfig:
@@ -138,7 +140,7 @@ def _tuned(arguments: argparse.Namespace) -> str:
     space = tuning.space(arguments.formats, arguments.tie)
     bits = arguments.bits if arguments.bytes is None else 8 * arguments.bytes / space.elements
     if bits is not None:
-        space.check_budget(bits)
+        space.check_budget(bits, in_bytes=arguments.bytes is not None)
     aim = Aim(space, bits, arguments.kl)
     best, scores = run_search(aim, arguments.search, arguments.budget, arguments.seed,
                               lambda recipe, incumbent: tuning.evaluate(aim, recipe, incumbent))  # fmt: skip
@@ -151,18 +153,18 @@ def _tuned(arguments: argparse.Namespace) -> str:
     record = recipe_record(tuning, aim, best, len(scores), arguments.search, tuning.test(layers))
     atomic.replace_file(out / "recipe.json", (json.dumps(record, indent=1) + "\n").encode())
     say(f"{len(scores)} evaluations, {tuning.evaluated} of them new; {out / 'recipe.json'}")
-    return "\n".join(
-        [sentence(record, best, aim), "", layer_table(layers), "", *exported(layers, arguments.export or ["kvbench"])]
-    )
+    exports = exported(layers, arguments.export or ["kvbench"])
+    return "\n".join([sentence(record, best, aim, tuning.held_out), "", layer_table(layers), "", *exports])
 
 
-def sentence(record: dict[str, Any], best: Any, aim: Any) -> str:
-    """Return what was found, and what it was chosen by."""
+def sentence(record: dict[str, Any], best: Any, aim: Any, held_out: int) -> str:
+    """Return bits and KL divergence of a recipe as a sentence: on held-out texts, if there are, and on the search's."""
     kl, error = record["kl"], record["kl"]["se"]
     spread = "" if error is None else f" ± {error:.2g}"
+    texts = f"held-out texts, {best.mean:.4g} on those of the search"
     text = (
         f"{record['model']}: {record['bits']:.4g} bits an element, KL {kl['mean']:.4g}{spread} nats "
-        f"(99 %: {kl['p99']:.3g}) on held-out texts, {best.mean:.4g} on those of the search"
+        f"(99 %: {kl['p99']:.3g}) on {texts if held_out else 'the texts of the search, none being held out'}"
     )
     if aim.kl is not None and best.mean > aim.kl:
         text += f"; no recipe that was evaluated has at most {aim.kl:g}"

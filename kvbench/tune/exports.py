@@ -14,6 +14,7 @@ from typing import Any
 from kvbench.endpoint.engines import LLAMACPP, VLLM
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.methods.layer_map import EXACT
+from kvbench.quantizers.engine.formats import FORMATS
 from kvbench.tune.space import form_of, layer_map
 
 #: formats of keys and values that ModelOpt's checkpoints name
@@ -26,11 +27,18 @@ def forms_in(record: Mapping[str, Any]) -> list[str]:
     """Return the form of each layer of a ``recipe.json``.
 
     Raises:
-        KvbenchError: the record is not one of a recipe.
+        KvbenchError: the record is not one of a recipe, or names a format that kvbench does not have.
     """
     try:
         if record["kind"] != "recipe" or not record["layers"]:
             raise KeyError("kind")
+        for number, layer in enumerate(record["layers"]):
+            for side in ("keys", "values"):
+                if layer[side] != EXACT and layer[side] not in FORMATS:
+                    raise KvbenchError(
+                        f"layer {number} has {layer[side]!r} for its {side}, which is not a format of kvbench.\n"
+                        f"  hint: formats are {', '.join([EXACT, *FORMATS])}"
+                    )
         return [form_of(layer["keys"], layer["values"]) for layer in record["layers"]]
     except (KeyError, TypeError) as error:
         raise KvbenchError(

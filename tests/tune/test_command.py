@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvbench.errors import KvbenchError
-from kvbench.tune.command import composed_config, exported, layer_table, main
+from kvbench.tune.aim import Aim, Scored
+from kvbench.tune.command import composed_config, exported, layer_table, main, sentence
 from kvbench.tune.exports import EXPORTS
+from kvbench.tune.space import Space
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,20 @@ def test_a_recipe_is_exported_without_a_search(tmp_path: Path, capsys: pytest.Ca
     assert main(["--recipe", str(path), "--export", "vllm"]) == 1
     path.write_text(json.dumps({"kind": "run", "layers": layers}))
     assert main(["--recipe", str(path)]) == 1
-    assert "is not a recipe" in capsys.readouterr().err
+    assert f"{path}: the file is not a recipe" in capsys.readouterr().err
+    path.write_text(json.dumps({"kind": "recipe", "layers": [*layers, {"keys": "q8_0", "values": "q9_0"}]}))
+    assert main(["--recipe", str(path)]) == 1
+    assert f"{path}: layer 2 has 'q9_0' for its values" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("held_out", "texts"), [(0, "(99 %: 0.5) on the texts of the search, none"), (2, "held-out")])
+def test_the_sentence_says_of_which_texts_its_figures_are(held_out: int, texts: str) -> None:
+    record = {"model": "toy", "bits": 5.0, "kl": {"mean": 0.25, "se": None, "p99": 0.5}}
+    space = Space((1,), 64, 64, ("fp16", "q8_0"), (1,))
+    best = Scored(("q8_0",), np.array([0.125]), 0.5)
+    shown = sentence(record, best, Aim(space, 5.0), held_out)
+    assert texts in shown
+    assert ("0.125 on those of the search" in shown) == bool(held_out)
 
 
 def test_the_table_has_a_line_for_each_run_of_layers() -> None:
