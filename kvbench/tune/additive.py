@@ -117,10 +117,10 @@ class Belief:
         for row, recipe in zip(rows, measured, strict=True):
             cells = self._cells(recipe)
             row[cells] = self.estimates.ravel()[cells]
-        seen = np.array([*measured.values()])
-        noise = (MISFIT * np.maximum(seen, seen[seen > 0].min(initial=1e-9))) ** 2
+        divergences = np.array([*measured.values()])
+        noise = (MISFIT * np.maximum(divergences, divergences[divergences > 0].min(initial=1e-9))) ** 2
         gain = np.linalg.solve(rows @ self._prior @ rows.T + np.diag(noise), rows @ self._prior).T
-        self._mean = 1 + gain @ (seen - rows.sum(1))
+        self._mean = 1 + gain @ (divergences - rows.sum(1))
         left = self._prior - gain @ rows @ self._prior
         values, vectors = np.linalg.eigh((left + left.T) / 2)
         self._root = vectors * np.sqrt(np.clip(values, 0, None))

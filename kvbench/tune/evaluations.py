@@ -92,7 +92,7 @@ class Evaluations:
             return
         keys = sorted(key for key in self.header if not isinstance(record, dict) or record.get(key) != self.header[key])
         raise KvbenchError(
-            f"{self.path}: its evaluations are of another {', another '.join(keys)}\n"
+            f"{self.path}: its evaluations differ from this search's in: {', '.join(keys)}\n"
             "  hint: choose another --out, or remove the file"
         )
 

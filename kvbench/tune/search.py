@@ -49,27 +49,27 @@ def sided(side: int, name: str, other: str) -> str:
 def adaptive(aim: Aim, budget: int, seed: int) -> Search:
     """Search by sensitivities, an additive model that evaluations correct, and an Optuna study."""
     space, rng, trials = aim.space, np.random.default_rng(seed), Trials(aim, seed)
-    known: dict[Recipe, Scored] = {}
-    estimates = yield from _estimated(space, budget, known)
+    evaluated: dict[Recipe, Scored] = {}
+    estimates = yield from _estimated(space, budget, evaluated)
     belief = Belief(space, estimates)
     starts = iter(_start_points(aim, belief))
     random = islice(random_recipes(aim, rng), 50 * budget)
-    for number in range(budget - len(known)):
-        belief.learn(_comparable(space, known, tails=bool(number % 2) and aim.kl is None))
-        sources = [lambda: _proposed(aim, belief, known, rng), lambda: trials.free(rng, known)]
+    for number in range(budget - len(evaluated)):
+        belief.learn(_comparable(space, evaluated, tails=bool(number % 2) and aim.kl is None))
+        sources = [lambda: _proposed(aim, belief, evaluated, rng), lambda: trials.free(rng, evaluated)]
         if number % FREE == FREE - 1:
             sources.reverse()
-        recipe = next((one for one in starts if one not in known), None)
-        for source in (*sources, lambda: next((one for one in random if one not in known), None)):
+        recipe = next((one for one in starts if one not in evaluated), None)
+        for source in (*sources, lambda: next((one for one in random if one not in evaluated), None)):
             recipe = recipe or source()
         if recipe is None:  # every recipe under the budget has been evaluated, or nearly
             return
         trial = trials.ask(recipe)
-        scored = known[recipe] = yield recipe, False
+        scored = evaluated[recipe] = yield recipe, False
         trials.tell(trial, scored)
 
 
-def _estimated(space: Space, budget: int, known: dict[Recipe, Scored]) -> Generator[Ask, Scored, Floats]:
+def _estimated(space: Space, budget: int, evaluated: dict[Recipe, Scored]) -> Generator[Ask, Scored, Floats]:
     """Measure and return the estimates of :class:`Belief`: each format's loss, divided among positions.
 
     The loss of a format is that of a whole cache with it on one side; half of what the other side's format costs, on
@@ -82,7 +82,7 @@ def _estimated(space: Space, budget: int, known: dict[Recipe, Scored]) -> Genera
     forms = dict.fromkeys([high, *one_sided, *(name for name in packed if name not in space.single)])
     for form in islice(forms, max(3, budget // 4)):
         recipe = space.uniform(form)
-        whole[form] = known[recipe] = yield recipe, True
+        whole[form] = evaluated[recipe] = yield recipe, True
     rest = whole[high].mean / 2
     groups = tied_layers(space.positions, max(1, min(space.positions, budget // (2 * len(SIDES)))))
     estimates = np.zeros((2, space.positions, len(packed)))
@@ -91,8 +91,8 @@ def _estimated(space: Space, budget: int, known: dict[Recipe, Scored]) -> Genera
         for number, count in enumerate(groups):
             first, form = sum(groups[:number]), sided(side, low, high)
             recipe = tuple(form if first <= i < first + count else EXACT for i in range(space.positions))
-            known[recipe] = yield recipe, True
-            alone.append(max(known[recipe].mean, 1e-12))
+            evaluated[recipe] = yield recipe, True
+            alone.append(max(evaluated[recipe].mean, 1e-12))
         shares = divided(groups, alone) / sum(alone)
         reference = max(whole[sided(side, low, high)].mean - rest, 1e-12)
         for place, name in enumerate(packed):
@@ -109,13 +109,13 @@ def _estimated(space: Space, budget: int, known: dict[Recipe, Scored]) -> Genera
     return estimates
 
 
-def _comparable(space: Space, known: Mapping[Recipe, Scored], tails: bool = False) -> dict[Recipe, float]:
+def _comparable(space: Space, evaluated: Mapping[Recipe, Scored], tails: bool = False) -> dict[Recipe, float]:
     """Return the KL divergence of whole recipes; of stopped ones, scaled by what others have on the other windows.
 
     With `tails`, their 99 % are returned in place of the means, on the scale of these; stopped ones have none.
     """
     # layers packed one at a time have given the estimates, and would count twice
-    usable = [one for one in known.values() if set(one.recipe) <= set(space.forms)]
+    usable = [one for one in evaluated.values() if set(one.recipe) <= set(space.forms)]
     usable = [one for one in usable if one.recipe.count(EXACT) < space.positions / 2]
     full = [one for one in usable if not one.stopped]
     if tails:
@@ -142,8 +142,8 @@ def _start_points(aim: Aim, belief: Belief) -> list[Recipe]:
     return [recipe for recipe in dict.fromkeys(points) if aim.admits(recipe)]
 
 
-def _proposed(aim: Aim, belief: Belief, known: Mapping[Recipe, Scored], rng: np.random.Generator) -> Recipe | None:
-    """Return the best recipe by the belief's mean, or by a draw if that one is known; None if all draws are known."""
+def _proposed(aim: Aim, belief: Belief, evaluated: Mapping[Recipe, Scored], rng: np.random.Generator) -> Recipe | None:
+    """Return the best recipe by the belief's mean, or by a draw if that one is evaluated; None if all draws are."""
     for number in range(DRAWS):
         far = TEMPERATURE * number / DRAWS
         losses = belief.losses(far * rng.standard_normal(belief.estimates.size) if number else None)
@@ -151,7 +151,7 @@ def _proposed(aim: Aim, belief: Belief, known: Mapping[Recipe, Scored], rng: np.
             recipe = best_recipe(aim.space, losses, aim.capacity)
         else:
             recipe = smallest_recipe(aim.space, losses, aim.kl)
-        if recipe not in known:
+        if recipe not in evaluated:
             return recipe
     return None
 

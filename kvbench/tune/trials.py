@@ -61,13 +61,13 @@ class Trials:
         else:
             self.study.tell(trial, [self.aim.space.bits(scored.recipe), scored.mean])
 
-    def free(self, rng: np.random.Generator, known: Collection[Recipe]) -> Recipe | None:
-        """Return a recipe that the sampler suggests, brought under the budget; None if it suggests known ones only."""
+    def free(self, rng: np.random.Generator, evaluated: Collection[Recipe]) -> Recipe | None:
+        """Return a recipe that the sampler suggests, brought under the budget; None if all were evaluated."""
         for _ in range(TRIES):
             trial = self.study.ask()
             recipe = self._within(self._suggested(trial), rng)
             self.study.tell(trial, state=self.state.FAIL)  # it is asked again, as it is evaluated
-            if recipe not in known:
+            if recipe not in evaluated:
                 return recipe
         return None
 

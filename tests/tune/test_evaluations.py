@@ -51,7 +51,7 @@ def test_evaluations_of_another_model_are_refused_and_kept(tmp_path: Path) -> No
     path = tmp_path / "evaluations.jsonl"
     Evaluations(path, HEADER).add("0:q8_0", 0, SCORE)
     before = path.read_bytes()
-    with pytest.raises(KvbenchError, match="another texts"):
+    with pytest.raises(KvbenchError, match="differ from this search's in: texts\n"):
         Evaluations(path, {**HEADER, "texts": "other"})
     assert path.read_bytes() == before
 
