@@ -70,6 +70,7 @@ def test_bits_are_those_of_the_bill(tuning: Tuning) -> None:
     bill = tuning.evaluators[0].cache(RECIPE, tuning.evaluators[0].chunks[0]).bill()
     assert bill.used.total * 8 == space.bits(RECIPE) * space.elements * 32
     assert space.elements == 2 * 2 * 32
+    assert tuning.space(("q8_0", "q8_0", "iq4_nl")).formats == ("q8_0", "iq4_nl")
 
 
 def test_the_99_percent_of_batches_is_that_of_all_predictions(tuning: Tuning) -> None:

@@ -107,6 +107,10 @@ def test_a_recipe_stops_only_where_it_is_clearly_worse() -> None:
     assert not aim.hopeless(np.array([0.5, 0.6, 0.4, 0.5]), best)
     assert not aim.hopeless(np.array([1.3, 0.9, 1.2, 0.8]), best)  # within its error
     assert not aim.hopeless(np.array([9.0, 9.0, 9.0, 9.0]), None)
+    bound = Aim(space(2), kl=1.5)
+    assert bound.hopeless(np.array([2.0, 2.2, 1.9, 2.1]), best)
+    assert not bound.hopeless(np.array([1.3, 1.2, 1.4, 1.3]), best)  # worse than the best, and below the bound
+    assert not bound.hopeless(np.array([1.4, 1.9, 1.3, 1.6]), best)  # within its error
 
 
 def test_a_budget_above_exact_caches_is_that_of_exact_caches() -> None:
