@@ -235,8 +235,8 @@ RULES = """
 - A second run had two H100s for 20 minutes in all, with NVIDIA's MPS: processes of one GPU then run side by side, where
   15 of them had taken turns and were slower than few. In it came the lines of 2 bits and KVQuant's, outliers over 32
   windows, floors with at most 20 rows a set, attention with 50 prompts, retrieval, and acceptance with 4 prompts.
-  Processes with prompts of 8k tokens filled the GPUs' memory, so that eight of fifteen settings at 8k tokens are open, as
-  are parts 8, 10 and 11, LogQuant's Figure 4, and 64 windows in place of 32.
+  Processes with prompts of 8k tokens filled the GPUs' memory, so that eight of fifteen settings at 8k tokens are open,
+  as are parts 8, 10 and 11, LogQuant's Figure 4, and 64 windows in place of 32.
 """
 
 
