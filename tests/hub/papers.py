@@ -134,6 +134,10 @@ def _configured(name: str) -> bytes:
     return f"---\n{yaml.safe_dump({'configs': [{'config_name': name, 'data_files': files}]})}---\n".encode()
 
 
+#: module of the data sets whose files are not here
+LONG = "kvbench.tasks.long_answers."
+
+
 def files_of(hub_id: str) -> dict[str, bytes]:
     """Return the files of a repository of a data set."""
     if hub_id == "emozilla/pg19-test":  # two shards, with the digest that early uploads have in their names; the first
@@ -165,9 +169,13 @@ def files_of(hub_id: str) -> dict[str, bytes]:
 
 
 def datasets() -> dict[str, dict[str, Any]]:
-    """Return the sources on the hub of all choices of ``conf/dataset``, by the choice's name (RULER's: with a key)."""
+    """Return the sources on the hub of the choices of ``conf/dataset``, by the choice's name (RULER's: with a key).
+
+    Left out are sets of long answers, which are not the papers'; tests/tasks/test_long_answers.py has them.
+    """
     groups = {name: yaml.safe_load(path.read_text(encoding="utf-8")) for name, path in group_options("dataset").items()}
     sources = {name: group["source"] for name, group in groups.items() if (group.get("source") or {}).get("hub_id")}
+    sources = {name: one for name, one in sources.items() if not groups[name]["_target_"].startswith(LONG)}
     keys = ("essays", "squad_source", "hotpotqa_source")
     return {**sources, **{f"ruler {key}": groups["ruler"][key] for key in keys}}
 

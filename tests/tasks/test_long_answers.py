@@ -340,9 +340,9 @@ def test_ten_kills_in_the_middle_of_long_answers_change_nothing(tmp_path: Path) 
 
     draw = random.Random(0)
     for kill in range(10):
-        begun, took = command(tmp_path / "killed"), time.monotonic()
+        begun = command(tmp_path / "killed")
         while len(lines(tmp_path / "killed")) == kill:
-            assert begun.poll() is None and time.monotonic() - took < 300
+            assert begun.poll() is None
             time.sleep(0.01)
         time.sleep(draw.uniform(0.1, 0.6))  # an answer of 300 tokens takes more than a second
         begun.kill()
