@@ -129,7 +129,7 @@ def _sentences() -> list[Text]:
     stock, wide, snapkv = "hf_quantized 2 (hqq)", "kivi 2, G 64", "snapkv, bytes of kivi 2"
     kivi, error = to_fp16("kivi 2"), 100 * setting("kivi 2")["mean"]["vs_fp16"]["stderr"]
     return [
-        Text("README.md", SCORES, f"With {n} samples and {cells} settings ([results/mini]"),
+        Text("README.md", SCORES, f"{n} samples, {cells} settings ([results/mini]"),
         Text(METHODS, SCORES, f"three retrieval tasks at 4,096 tokens, {setting('fp16')['mean']['n']} samples"),
         Text(PAGE, SCORES, f"{cells} settings over the three tasks that all of them finished, n = {n / 3} a task"),
         Text(PAGE, SCORES, f"a task ({n} paired samples)"),
