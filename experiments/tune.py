@@ -2,7 +2,8 @@
 
 ``python -m experiments.tune run`` starts a process per model and budget, each of which runs all searches; processes of
 a model share its evaluations, and the command goes on where it stopped. ``--write`` folds what is there. ``grid``
-evaluates every recipe of a small space once, and ``replay`` runs searches on it with many seeds.
+evaluates the recipes of a space of the bundled model once, and ``replay`` runs searches on them with many seeds
+(:mod:`experiments.tune_grid`).
 """
 
 from __future__ import annotations
@@ -13,18 +14,17 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from experiments.tune_grid import GRIDS, evaluate_grid, replay_lines
 from kvbench.methods.layer_map import forms, parse_layer_map
-from kvbench.tune.aim import Aim, Scored, standard_error
+from kvbench.tune.aim import Aim, standard_error
 from kvbench.tune.command import composed_config
 from kvbench.tune.search import SEARCHES, run_search
-from kvbench.tune.space import DEFAULT, Recipe, Space, layer_map, sides_of
+from kvbench.tune.space import DEFAULT, layer_map, sides_of
 from kvbench.util import atomic
 
 FOLDER = Path("results/tune")
@@ -39,9 +39,6 @@ MODELS = {
 #: bits an element
 BUDGETS = (4.5, 5.4, 6.5)
 OURS = "adaptive"
-#: of the grid: formats, positions, windows, and of its replay: budget, evaluations and seeds
-GRID_FORMATS, GRID_TIE, GRID_WINDOWS = ("fp16", "q8_0", "q5_0", "iq4_nl"), 3, 4
-GRID_BITS, GRID_EVALUATIONS, SEEDS = 6.5, 30, 20
 
 
 def tune_gates_parser() -> argparse.ArgumentParser:
@@ -58,6 +55,7 @@ def tune_gates_parser() -> argparse.ArgumentParser:
     add("--held-out", type=int, default=32, metavar="N", help="windows to compare on (default: %(default)s)")
     add("--together", type=int, default=12, metavar="N", help="windows that are scored at once (default: %(default)s)")
     add("--jobs", type=int, default=9, metavar="N", help="processes at a time (default: %(default)s)")
+    add("--grid", choices=tuple(GRIDS), default="large", metavar="NAME", help=f"of: {', '.join(GRIDS)} (%(default)s)")
     add("--store", type=Path, default=FOLDER / "store", metavar="DIR", help="evaluations and outcomes (%(default)s)")
     add("--out", type=Path, default=FOLDER, metavar="DIR", help="folder of the tables (default: %(default)s)")
     add("--write", action="store_true", help="fold what is there, and run nothing")
@@ -72,10 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _one(arguments)
         return 0
     if arguments.what == "grid":
-        _grid(arguments)
+        evaluate_grid(GRIDS[arguments.grid], [*EXACT_WORDS, *arguments.words], arguments.store, arguments.out)
         return 0
     if arguments.what == "replay":
-        print(replay_table(json.loads((arguments.out / "grid.json").read_text(encoding="utf-8"))))
+        print("\n".join(replay_lines(arguments.out)))
         return 0
     failed = 0 if arguments.write else _run(arguments)
     text = gates_page(_outcomes(arguments.store))
@@ -242,65 +240,6 @@ def gates_page(outcomes: Sequence[Mapping[str, Any]]) -> str:
                      f"| {row['error']:.2g} | {verdict} |")  # fmt: skip
     machines = sorted({one["machine"] for one in outcomes})
     return "\n".join([*lines, "", f"Measured on {', '.join(machines)}.", ""])
-
-
-# -- the grid -------------------------------------------------------------------------------------------------------
-
-
-def _grid(arguments: argparse.Namespace) -> None:
-    """Evaluate every recipe of a small space of the bundled model, and write them to ``grid.json``."""
-    from kvbench.tune.session import Tuning
-
-    config = composed_config(["model=tiny", *EXACT_WORDS, *arguments.words], GRID_WINDOWS)
-    tuning = Tuning(config, GRID_WINDOWS, 0, GRID_WINDOWS, arguments.store / "grid" / "evaluations.jsonl")
-    space = tuning.space(GRID_FORMATS, GRID_TIE)
-    aim, scores = Aim(space), {}
-    for recipe in product(space.forms, repeat=space.positions):
-        scored = tuning.evaluate(aim, recipe, None)
-        scores[" ".join(recipe)] = [*(float(f"{x:.4g}") for x in scored.kl), float(f"{scored.p99:.4g}")]
-    record = {"heads": space.heads, "channels": space.channels, "rope": space.rope, "formats": space.formats,
-              "tied": space.tied, "machine": tuning.store.header["machine"][0], "scores": scores}  # fmt: skip
-    atomic.replace_file(arguments.out / "grid.json", (json.dumps(record, separators=(",", ":")) + "\n").encode())
-
-
-def hypervolume(points: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
-    """Return the area that points ``[n, 2]``, to be minimised both, dominate below a reference point."""
-    area, height = 0.0, float(reference[1])
-    for x, y in sorted(map(tuple, points)):
-        if x < reference[0] and y < height:
-            area += (float(reference[0]) - x) * (height - y)
-            height = y
-    return area
-
-
-def replayed(grid: Mapping[str, Any], search: str, seed: int, evaluations: int = GRID_EVALUATIONS) -> float:
-    """Return the hypervolume that a search reaches on a grid: mean and 99 % of the recipes under its budget.
-
-    The reference point, which is also the start of every search, is the uniform recipe with the fewest bits.
-    """
-    space = Space(*(tuple(grid[key]) if isinstance(grid[key], list) else grid[key]
-                    for key in ("heads", "channels", "rope", "formats", "tied")))  # fmt: skip
-    aim = Aim(space, GRID_BITS)
-
-    def evaluate(recipe: Recipe, best: Scored | None) -> Scored:
-        *kl, p99 = grid["scores"][" ".join(recipe)]
-        return Scored(recipe, np.array(kl), p99)
-
-    scores = [
-        evaluate(space.uniform(space.forms[0]), None),
-        *run_search(aim, search, evaluations - 1, seed, evaluate)[1],
-    ]
-    points = np.array([(one.mean, one.p99) for one in scores if aim.admits(one.recipe)])
-    return hypervolume(points, points[0])
-
-
-def replay_table(grid: Mapping[str, Any]) -> str:
-    """Return how often the adaptive search reaches more hypervolume than random recipes, or as much, as lines."""
-    pairs = [(replayed(grid, OURS, seed), replayed(grid, "random", seed)) for seed in range(SEEDS)]
-    won = sum(ours > other for ours, other in pairs)
-    lines = [f"seed {seed}: {ours:.6g} adaptive, {other:.6g} random" for seed, (ours, other) in enumerate(pairs)]
-    equal = sum(ours == other for ours, other in pairs)
-    return "\n".join([*lines, f"more hypervolume in {won} of {SEEDS}, as much in {equal}"])
 
 
 if __name__ == "__main__":
