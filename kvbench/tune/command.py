@@ -14,7 +14,7 @@ from kvbench.cli.compose import Composer
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.tune.exports import EXPORTS, forms_in
-from kvbench.tune.space import DEFAULT, check_formats, layer_map, sides_of
+from kvbench.tune.space import DEFAULT, Space, check_formats, layer_map, sides_of
 from kvbench.util import atomic
 from kvbench.util.door import reporting
 from kvbench.util.progress import say
@@ -128,7 +128,7 @@ def _tuned(arguments: argparse.Namespace) -> str:
 
     from kvbench.tune.aim import Aim
     from kvbench.tune.search import run_search
-    from kvbench.tune.session import Tuning, check_setting, recipe_record
+    from kvbench.tune.session import Tuning, check_setting, planned_space, recipe_record
     from kvbench.tune.trials import check_optuna
 
     check_setting(config)
@@ -136,12 +136,11 @@ def _tuned(arguments: argparse.Namespace) -> str:
         check_optuna()
     name = config.plain["model"].get("name", "model")
     out = arguments.out or Path("results/tune") / str(name)
+    out.mkdir(parents=True, exist_ok=True)
+    _budget_bits(arguments, planned_space(config, arguments.formats))  # before weights are loaded and texts are read
     tuning = Tuning(config, arguments.windows, arguments.held_out, arguments.together, out / "evaluations.jsonl")
     space = tuning.space(arguments.formats, arguments.tie)
-    bits = arguments.bits if arguments.bytes is None else 8 * arguments.bytes / space.elements
-    if bits is not None:
-        space.check_budget(bits, in_bytes=arguments.bytes is not None)
-    aim = Aim(space, bits, arguments.kl)
+    aim = Aim(space, _budget_bits(arguments, space), arguments.kl)
     best, scores = run_search(aim, arguments.search, arguments.budget, arguments.seed,
                               lambda recipe, incumbent: tuning.evaluate(aim, recipe, incumbent))  # fmt: skip
     if best is None:
@@ -149,12 +148,20 @@ def _tuned(arguments: argparse.Namespace) -> str:
             f"--search {arguments.search} found no recipe under the budget in {len(scores)} evaluations.\n"
             "  hint: raise --budget or --bits, or use --search adaptive"
         )
-    layers = space.expand(best.recipe)
+    layers, stopped = space.expand(best.recipe), sum(scored.stopped for scored in scores)
     record = recipe_record(tuning, aim, best, len(scores), arguments.search, tuning.test(layers))
     atomic.replace_file(out / "recipe.json", (json.dumps(record, indent=1) + "\n").encode())
-    say(f"{len(scores)} evaluations, {tuning.evaluated} of them new; {out / 'recipe.json'}")
+    say(f"{len(scores)} evaluations, {tuning.evaluated} of them new, {stopped} stopped early; {out / 'recipe.json'}")
     exports = exported(layers, arguments.export or ["kvbench"])
     return "\n".join([sentence(record, best, aim, tuning.held_out), "", layer_table(layers), "", *exports])
+
+
+def _budget_bits(arguments: argparse.Namespace, space: Space) -> float | None:
+    """Return the budget in bits an element; None under a KL divergence. Raise ConfigError if no recipe has so few."""
+    bits: float | None = arguments.bits if arguments.bytes is None else 8 * arguments.bytes / space.elements
+    if bits is not None:
+        space.check_budget(bits, in_bytes=arguments.bytes is not None)
+    return bits
 
 
 def sentence(record: dict[str, Any], best: Any, aim: Any, held_out: int) -> str:

@@ -2,7 +2,8 @@
 
 Sources: vLLM's ``--kv-cache-dtype`` and ``--kv-cache-dtype-skip-layers`` (``vllm/config/cache.py``); Model-Optimizer's
 ``kv_cache_quantized_layers``, schema version 1 (PR 2272), which vLLM's PR 56116 reads; llama.cpp's ``common/arg.cpp``;
-TensorRT-LLM's ``trtllm-serve --kv_cache_dtype`` (PR 11487).
+SGLang's ``--kv-cache-dtype`` (``python/sglang/srt/server_args.py``); TensorRT-LLM's ``trtllm-serve
+--kv_cache_dtype`` (PR 11487).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvbench.endpoint.engines import LLAMACPP, VLLM
+from kvbench.endpoint.engines import LLAMACPP, SGLANG, VLLM
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.methods.layer_map import EXACT
 from kvbench.quantizers.engine.formats import FORMATS
@@ -72,6 +73,11 @@ def for_vllm(forms: Sequence[str]) -> str:
     return f"--kv-cache-dtype {form}" + (f" --kv-cache-dtype-skip-layers {' '.join(skipped)}" if skipped else "")
 
 
+def for_sglang(forms: Sequence[str]) -> str:
+    """Return SGLang's flag, which has one format for all layers."""
+    return f"--kv-cache-dtype {_alike('SGLang', forms, lambda form: SGLANG.flags(form)[0])}"
+
+
 def for_tensorrt_llm(forms: Sequence[str]) -> str:
     """Return TensorRT-LLM's flag, which has one format for all layers."""
     return f"--kv_cache_dtype {_alike('TensorRT-LLM', forms, TENSORRT.__getitem__)}"
@@ -115,6 +121,7 @@ EXPORTS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "kvbench": for_kvbench,
     "llama.cpp": for_llama_cpp,
     "vllm": for_vllm,
+    "sglang": for_sglang,
     "modelopt": for_modelopt,
     "tensorrt-llm": for_tensorrt_llm,
 }

@@ -98,8 +98,11 @@ def test_a_search_goes_on_from_its_evaluations_and_ends_alike(tmp_path: Path) ->
     assert new == [4, 0]
     record = json.loads(ends[0])
     assert set(record) == {
-        *("kvbench", "kind", "model", "budget_bits", "bits", "kl", "evaluations", "search", "layers"),
+        *("kvbench", "kind", "model", "budget_bits", "budget_kl", "bits", "kl", "search_kl", "evaluations", "search"),
+        "layers",
     }
+    assert record["kl"]["mean"] == tested[0].mean() != record["search_kl"]["mean"] == best.mean
+    assert (record["kl"]["held_out"], record["kl"]["windows"], record["search_kl"]["windows"]) == (True, 2, 2)
     assert len(record["layers"]) == 2
     assert set(record["layers"][0]) == {"keys", "values"}
 
