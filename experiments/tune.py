@@ -3,7 +3,7 @@
 ``python -m experiments.tune run`` starts a process per model and budget, each of which runs all searches; processes of
 a model share its evaluations, and the command goes on where it stopped. ``--write`` folds what is there. ``grid``
 evaluates the recipes of a space of the bundled model once, and ``replay`` runs searches on them with many seeds
-(:mod:`experiments.tune_grid`).
+(:mod:`experiments.tune_grid`); ``time`` and ``stops`` measure what a search costs (:mod:`experiments.tune_cost`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.tune_cost import measure_stops, measure_time
 from experiments.tune_grid import GRIDS, evaluate_grid, replay_lines
 from kvbench.methods.layer_map import forms, parse_layer_map
 from kvbench.tune.aim import Aim, standard_error
@@ -45,7 +47,7 @@ def tune_gates_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m experiments.tune", description=__doc__)
     add = parser.add_argument
-    add("what", choices=("run", "one", "grid", "replay"), help="one: a single process of run")
+    add("what", choices=("run", "one", "grid", "replay", "time", "stops"), help="one: a single process of run")
     add("words", nargs="*", metavar="KEY=VALUE", help="overrides for every process, such as runtime.device=cuda")
     add("--models", nargs="+", default=list(MODELS), metavar="NAME", help=f"of: {'; '.join(MODELS)}; or a preset")
     add("--bits", nargs="+", type=float, default=list(BUDGETS), metavar="X", help="budgets (default: %(default)s)")
@@ -55,6 +57,7 @@ def tune_gates_parser() -> argparse.ArgumentParser:
     add("--held-out", type=int, default=32, metavar="N", help="windows to compare on (default: %(default)s)")
     add("--together", type=int, default=12, metavar="N", help="windows that are scored at once (default: %(default)s)")
     add("--jobs", type=int, default=9, metavar="N", help="processes at a time (default: %(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="of stops (default: %(default)s)")
     add("--grid", choices=tuple(GRIDS), default="large", metavar="NAME", help=f"of: {', '.join(GRIDS)} (%(default)s)")
     add("--store", type=Path, default=FOLDER / "store", metavar="DIR", help="evaluations and outcomes (%(default)s)")
     add("--out", type=Path, default=FOLDER, metavar="DIR", help="folder of the tables (default: %(default)s)")
@@ -74,6 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.what == "replay":
         print("\n".join(replay_lines(arguments.out)))
+        return 0
+    if arguments.what in ("time", "stops"):
+        for model, bits in product(arguments.models, arguments.bits):
+            if arguments.what == "time":
+                measure_time(model, bits, arguments.words, arguments.store, arguments.out)
+            else:
+                measure_stops(model, bits, arguments.words, arguments.seed, arguments.store, arguments.out)
         return 0
     failed = 0 if arguments.write else _run(arguments)
     text = gates_page(_outcomes(arguments.store))
