@@ -1,9 +1,9 @@
 """What a search of ``kvbench.tune`` costs: its whole time, and the windows that stopping recipes early saves.
 
-``python -m experiments.tune time --models tiny`` runs the command of 120 settings in a process of its own, and adds a row to
-``times.json``. ``stops`` runs the same search once more with and without stopping, from the evaluations of ``time``, and
-adds a row to ``stops.json``: what both found and how many windows each scored. Both go on where they were interrupted; the
-time of an interrupted search is not taken.
+``python -m experiments.tune time --models tiny`` runs the command of 120 settings in a process of its own, and adds a
+row to ``times.json``. ``stops`` runs the same search once more with and without stopping, from the evaluations of
+``time``, and adds a row to ``stops.json``: what both found and how many windows each scored. Both go on where they
+were interrupted; the time of an interrupted search is not taken.
 
 ``stops`` also counts errors of the rule on the recipes that were scored on all windows: of all pairs in which one would
 become the best after the other, with windows in random order, the share that is stopped.
@@ -97,7 +97,7 @@ def measure_stops(model: str, bits: float, words: Sequence[str], seed: int, stor
 
 
 def rule_errors(aim: Aim, scores: Sequence[Scored]) -> dict[str, int]:
-    """Return in how many pairs a recipe beats the best before it, or does not, and in how many of each it is stopped."""
+    """Return in how many pairs a recipe beats the best before it, or does not, and how many of each are stopped."""
     rng, looks = np.random.default_rng(0), -(-WINDOWS // TOGETHER) - 1
     counts = dict.fromkeys(("better", "better_stopped", "worse", "worse_stopped"), 0)
     for _ in range(ORDERS):
