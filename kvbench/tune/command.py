@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.bench.choices import positive, positive_number
+from kvbench.bench.choices import nonnegative_number, positive, positive_number
 from kvbench.cli.compose import Composer
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import ConfigError, KvbenchError
@@ -18,6 +18,7 @@ from kvbench.tune.space import DEFAULT, Space, check_formats, layer_map, sides_o
 from kvbench.util import atomic
 from kvbench.util.door import reporting
 from kvbench.util.progress import say
+from kvbench.util.requirements import check_writable
 
 #: overrides that stand where the command line has none for the same key
 DATA = ("model=tiny", "method=engine", "dataset=fidelity", "dataset.window=640", "dataset.prefill=512",
@@ -59,9 +60,15 @@ def tune_parser() -> argparse.ArgumentParser:
     add(
         "--windows", type=positive_number, default=16, metavar="N", help="windows or prompts to search on (default: 16)"
     )
-    add("--held-out", type=int, default=16, metavar="N", help="further ones for the result's figures (default: 16)")
-    add("--together", type=positive_number, default=4, metavar="N", help="windows that are scored at once (default: 4)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the search (default: 0)")
+    add(
+        "--held-out", type=nonnegative_number, default=16, metavar="N",
+        help="further ones for the result's figures (default: 16)",
+    )  # fmt: skip
+    add(
+        "--together", type=positive_number, default=4, metavar="N",
+        help="windows that are scored at once, after which a recipe may be stopped (default: 4)",
+    )  # fmt: skip
+    add("--seed", type=nonnegative_number, default=0, metavar="N", help="seed of the search (default: 0)")
     add(
         "--out",
         type=Path,
@@ -97,7 +104,7 @@ def read_recipe(path: Path) -> list[str]:
     """
     try:
         return forms_in(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise KvbenchError(f"{path}: cannot be read as a recipe: {error}\n  hint: --recipe DIR/recipe.json") from error
     except KvbenchError as error:
         raise KvbenchError(f"{path}: {error}") from error
@@ -121,8 +128,6 @@ def _tuned(arguments: argparse.Namespace) -> str:
         raise ConfigError(
             "--bits", None, "is missing: a search needs a budget", hint="--bits 5.4, --bytes N or --kl 0.01"
         )
-    if arguments.held_out < 0:
-        raise ConfigError("--held-out", arguments.held_out, "must not be negative", hint="--held-out 0")
     check_formats(arguments.formats)
     config = composed_config(arguments.words, arguments.windows + arguments.held_out)
 
@@ -136,7 +141,7 @@ def _tuned(arguments: argparse.Namespace) -> str:
         check_optuna()
     name = config.plain["model"].get("name", "model")
     out = arguments.out or Path("results/tune") / str(name)
-    out.mkdir(parents=True, exist_ok=True)
+    check_writable(str(out), "--out")
     _budget_bits(arguments, planned_space(config, arguments.formats))  # before weights are loaded and texts are read
     tuning = Tuning(config, arguments.windows, arguments.held_out, arguments.together, out / "evaluations.jsonl")
     space = tuning.space(arguments.formats, arguments.tie)

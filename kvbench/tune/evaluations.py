@@ -123,8 +123,8 @@ class Evaluations:
 
 def _refused(path: Path, error: OSError) -> KvbenchError:
     return KvbenchError(
-        f"{error.filename or path}: cannot be read or written: {error.strerror or error}.\n  hint: free some space, mend "
-        "the folder's permissions or choose another --out; the same command goes on from what is on disk"
+        f"{error.filename or path}: cannot be read or written: {error.strerror or error}.\n  hint: free some space, "
+        "mend the folder's permissions or choose another --out; the same command goes on from what is on disk"
     )
 
 

@@ -40,6 +40,12 @@ def forms_in(record: Mapping[str, Any]) -> list[str]:
                         f"layer {number} has {layer[side]!r} for its {side}, which is not a format of kvbench.\n"
                         f"  hint: formats are {', '.join([EXACT, *FORMATS])}"
                     )
+            sides = {layer["keys"], layer["values"]}
+            if len(sides) == 2 and any(name == EXACT or FORMATS[name].octave for name in sides):
+                raise KvbenchError(
+                    f"layer {number} has {layer['keys']} for its keys and {layer['values']} for its values, which is "
+                    "impossible.\n  hint: give both the same of the two"
+                )
         return [form_of(layer["keys"], layer["values"]) for layer in record["layers"]]
     except (KeyError, TypeError) as error:
         raise KvbenchError(

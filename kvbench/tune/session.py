@@ -15,6 +15,7 @@ from kvbench.config.run_config import RunConfig
 from kvbench.decoding.shared_prefill import sharing_refusal
 from kvbench.errors import ConfigError, DataError
 from kvbench.methods.engine import Engine, rope_share
+from kvbench.models.endpoint_config import EndpointModel
 from kvbench.models.load import hf_config, load_model, shape_of
 from kvbench.profiling.device import device_name
 from kvbench.results import code as codes
@@ -141,6 +142,9 @@ def check_setting(config: RunConfig) -> None:
     if not isinstance(config.method, Engine):
         name, problem = type(config.method).__name__.lower(), "has no format per layer that tune could choose"
         raise ConfigError("method", name, problem, hint="method=engine")
+    if isinstance(config.model, EndpointModel):
+        problem = "has its caches in a server, where tune cannot place keys and values"
+        raise ConfigError("model", "endpoint", problem, hint="tune the model itself, and serve it with --export")
     if config.method.layers is not None:
         raise ConfigError("method.layers", config.method.layers, "is what tune looks for", hint="leave it out")
     for name, plain in (("sinks", 0), ("window", 0), ("own", "stored")):
