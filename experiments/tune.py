@@ -1,9 +1,10 @@
 """Gates of ``kvbench.tune``: searches compared on held-out texts at equal evaluations, and replayed on a grid.
 
-``python -m experiments.tune run`` starts a process per model and budget, each of which runs all searches; processes of
-a model share its evaluations, and the command goes on where it stopped. ``--write`` folds what is there. ``grid``
+``python -m experiments.tune run`` starts a process per model and budget, each of which runs all searches; processes
+of a model share its evaluations, and the command goes on where it stopped. ``--write`` folds what is there. ``grid``
 evaluates the recipes of a space of the bundled model once, and ``replay`` runs searches on them with many seeds
 (:mod:`experiments.tune_grid`); ``time`` and ``stops`` measure what a search costs (:mod:`experiments.tune_cost`).
+``page`` writes README.md from the files that are there.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.tune_cost import measure_stops, measure_time
-from experiments.tune_grid import GRIDS, evaluate_grid, replay_lines
+from experiments.tune_cost import cost_lines, measure_stops, measure_time
+from experiments.tune_grid import GRIDS, evaluate_grid, replay, replay_lines
 from kvbench.methods.layer_map import forms, parse_layer_map
 from kvbench.tune.aim import Aim, standard_error
 from kvbench.tune.command import composed_config
@@ -47,7 +48,7 @@ def tune_gates_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m experiments.tune", description=__doc__)
     add = parser.add_argument
-    add("what", choices=("run", "one", "grid", "replay", "time", "stops"), help="one: a single process of run")
+    add("what", choices=("run", "one", "grid", "replay", "time", "stops", "page"), help="one: a process of run")
     add("words", nargs="*", metavar="KEY=VALUE", help="overrides for every process, such as runtime.device=cuda")
     add("--models", nargs="+", default=list(MODELS), metavar="NAME", help=f"of: {'; '.join(MODELS)}; or a preset")
     add("--bits", nargs="+", type=float, default=list(BUDGETS), metavar="X", help="budgets (default: %(default)s)")
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         evaluate_grid(GRIDS[arguments.grid], [*EXACT_WORDS, *arguments.words], arguments.store, arguments.out)
         return 0
     if arguments.what == "replay":
-        print("\n".join(replay_lines(arguments.out)))
+        replay(arguments.out)
         return 0
     if arguments.what in ("time", "stops"):
         for model, bits in product(arguments.models, arguments.bits):
@@ -85,20 +86,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 measure_stops(model, bits, arguments.words, arguments.seed, arguments.store, arguments.out)
         return 0
-    failed = 0 if arguments.write else _run(arguments)
-    text = gates_page(_outcomes(arguments.store))
+    if arguments.what == "page":
+        outcomes = json.loads((arguments.out / "gates.json").read_text(encoding="utf-8"))
+        atomic.replace_file(arguments.out / "README.md", results_page(outcomes, arguments.out).encode())
+        return 0
+    failed, outcomes = 0 if arguments.write else _run(arguments), _outcomes(arguments.store)
+    text = results_page(outcomes, arguments.out)
     print(text)
     if arguments.write:
-        outcomes = _outcomes(arguments.store)
         atomic.replace_file(arguments.out / "gates.json", (json.dumps(outcomes) + "\n").encode())
         atomic.replace_file(arguments.out / "README.md", text.encode())
-        for one in outcomes:
-            if one["search"] == OURS and "kl" in one:
-                name = f"{one['model'].replace(', ', '-').replace(' ', '-')}-{one['budget']:g}"
-                path = arguments.out / "recipes" / name / "recipe.json"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                atomic.replace_file(path, (json.dumps(recipe_of(one), indent=1) + "\n").encode())
+        write_recipes(outcomes, arguments.out)
     return 1 if failed else 0
+
+
+def write_recipes(outcomes: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """Write the recipes of the adaptive search."""
+    for one in outcomes:
+        if one["search"] == OURS and "kl" in one:
+            name = f"{one['model'].replace(', ', '-').replace(' ', '-')}-{one['budget']:g}"
+            path = out / "recipes" / name / "recipe.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic.replace_file(path, (json.dumps(recipe_of(one), indent=1) + "\n").encode())
 
 
 def _place(store: Path, model: str) -> Path:
@@ -152,6 +161,7 @@ def _one(arguments: argparse.Namespace) -> None:
         )
         outcome: dict[str, Any] = {"model": model, "budget": bits, "search": search, "evaluations": len(scores),
                                    "stopped": sum(scored.stopped for scored in scores),
+                                   "windows": arguments.windows, "together": arguments.together,
                                    "machine": tuning.store.header["machine"][0]}  # fmt: skip
         if best is not None:
             layers = aim.space.expand(best.recipe)
@@ -181,11 +191,30 @@ def recipe_of(outcome: Mapping[str, Any]) -> dict[str, Any]:
         "model": outcome["model"],
         "budget_bits": outcome["budget"],
         "bits": outcome["bits"],
-        "kl": {"mean": float(kl.mean()), "se": standard_error(kl), "p99": outcome["p99"]},
+        "kl": {
+            "mean": float(kl.mean()),
+            "se": standard_error(kl),
+            "p99": outcome["p99"],
+            "windows": len(kl),
+            "held_out": True,
+        },
+        "search_kl": {"mean": outcome["search_kl"]},
         "evaluations": outcome["evaluations"],
         "search": outcome["search"],
         "layers": [{"keys": keys, "values": values} for keys, values in layers],
     }
+
+
+def _about_stops(outcomes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return why no recipe was stopped, if none was."""
+    if any(one["stopped"] for one in outcomes):
+        return []
+    lines = ["", "No recipe was stopped early, as that can only happen between two batches of windows: these searches",
+             "scored all windows in one."]  # fmt: skip
+    if any("together" not in one for one in outcomes):
+        lines[-1] += " Their settings were not kept; since then an outcome has them (`windows`, `together`)."
+        lines.append("Stopping is measured below.")
+    return lines
 
 
 def verdicts(outcomes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -210,6 +239,11 @@ def verdicts(outcomes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def results_page(outcomes: Sequence[Mapping[str, Any]], out: Path) -> str:
+    """Return the page of all files of a folder as Markdown."""
+    return "\n".join([gates_page(outcomes), *replay_lines(out), "", *cost_lines(out), ""])
+
+
 def gates_page(outcomes: Sequence[Mapping[str, Any]]) -> str:
     """Return the page with all outcomes and the verdicts as Markdown."""
     lines = [
@@ -218,6 +252,7 @@ def gates_page(outcomes: Sequence[Mapping[str, Any]]) -> str:
         "Made by `python -m experiments.tune run`, folded with `--write`. KL divergence in nats; errors are standard",
         "errors over windows. Bits are those of 16-bit storage. The layers of each recipe and the KL divergence of",
         "each window are in gates.json.",
+        *_about_stops(outcomes),
         "",
         "| model | budget, bits | search | evaluations | stopped early | bits | KL, search | KL, held out | 99 % |",
         "|:--|--:|:--|--:|--:|--:|--:|--:|--:|",

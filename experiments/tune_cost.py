@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from itertools import permutations
 from pathlib import Path
@@ -78,11 +79,9 @@ def measure_stops(model: str, bits: float, words: Sequence[str], seed: int, stor
     row: dict[str, Any] = {"model": model, "bits": bits, "seed": seed, "budget": BUDGET,
                            "machine": tuning.store.header["machine"][0]}  # fmt: skip
     kl, whole = {}, dict[Recipe, Scored]()
-    for name, stops in (("stopping", True), ("whole", False)):
-        best, scores = run_search(
-            aim, "adaptive", BUDGET, seed,
-            lambda recipe, top, stops=stops: tuning.evaluate(aim, recipe, top if stops else None),
-        )  # fmt: skip
+    evaluate = partial(tuning.evaluate, aim)
+    for name, how in (("stopping", evaluate), ("whole", lambda recipe, _: evaluate(recipe, None))):
+        best, scores = run_search(aim, "adaptive", BUDGET, seed, how)
         assert best is not None
         layers = aim.space.expand(best.recipe)
         kl[name], p99 = tuning.test(layers)
@@ -121,33 +120,51 @@ def _add_row(path: Path, row: dict[str, Any], keys: Sequence[str]) -> None:
 
 
 def cost_lines(out: Path) -> list[str]:
-    """Return the tables of both files of a folder, as Markdown."""
+    """Return the sections about both files of a folder, as Markdown."""
     times, stops = (
         json.loads((out / name).read_text(encoding="utf-8")) if (out / name).exists() else []
         for name in ("times.json", "stops.json")
     )
-    lines = [
-        "| model | bits | settings | windows | wall time, min | processor's time, min | threads | machine |",
-        "|:--|--:|--:|--:|--:|--:|--:|:--|",
-        *(_time_line(row) for row in times),
-        "",
-        "| model | bits | seed | windows, stopping | all | stopped | KL, held out | without stopping | difference |",
-        "|:--|--:|--:|--:|--:|--:|--:|--:|--:|",
-        *(_stops_line(row) for row in stops),
-    ]
-    sums = {
-        name: sum(row["rule"][name] for row in stops) for name in ("better", "better_stopped", "worse", "worse_stopped")
-    }
+    lines = []
+    if times:
+        lines += [
+            "## Time of a whole search",
+            "",
+            f"`python -m kvbench.tune` with {BUDGET} settings, from start to end (`python -m experiments.tune time`).",
+            "Load: how many processes wanted the cores before it began and at its end. Beside other work the wall time",
+            "says little, and the processor's time more. Limits: 40 minutes for tiny, 180 for the trained model.",
+            "",
+            "| model | bits | settings | windows | wall time, min | processor's time, min | threads | load | machine |",
+            "|:--|--:|--:|--:|--:|--:|--:|--:|:--|",
+            *(_time_line(row) for row in times),
+            "",
+        ]
     if stops:
-        lines += ["", f"Of {sums['better']} pairs in which a recipe beats the best before it, the rule stops "
-                  f"{sums['better_stopped']} ({100 * sums['better_stopped'] / sums['better']:.2g} %); of the",
-                  f"{sums['worse']} others {100 * sums['worse_stopped'] / sums['worse']:.0f} %."]  # fmt: skip
+        sums = {name: sum(row["rule"][name] for row in stops) for name in stops[0]["rule"]}
+        lines += [
+            "## What stopping saves",
+            "",
+            f"The adaptive search with {BUDGET} settings and {WINDOWS} windows, {TOGETHER} at a time, with and without",
+            f"stopping recipes early, and the recipes that both find on {HELD_OUT} held-out windows",
+            "(`python -m experiments.tune stops`).",
+            "",
+            "| model | bits | seed | windows, stopping | all | stopped | KL, held out | KL, all windows | difference |",
+            "|:--|--:|--:|--:|--:|--:|--:|--:|--:|",
+            *(_stops_line(row) for row in stops),
+            "",
+            "The rule itself, on all pairs of recipes that were scored on all windows, in random orders of these: of",
+            f"{sums['better']:,} pairs in which one beats the best before it, {sums['better_stopped']:,} are stopped "
+            f"({100 * sums['better_stopped'] / sums['better']:.2g} %;",
+            f"at most 1 % is promised), and of {sums['worse']:,} others "
+            f"{100 * sums['worse_stopped'] / sums['worse']:.0f} %.",
+        ]
     return lines
 
 
 def _time_line(row: Mapping[str, Any]) -> str:
     return (f"| {row['model']} | {row['bits']:g} | {row['budget']} | {row['windows']} | {row['wall_s'] / 60:.1f} "
-            f"| {row['processor_s'] / 60:.1f} | {row['threads']} of {row['cores']} | {row['machine']} |")  # fmt: skip
+            f"| {row['processor_s'] / 60:.1f} | {row['threads']} of {row['cores']} "
+            f"| {row['load'][0]:g}, {row['load'][1]:g} | {row['machine']} |")  # fmt: skip
 
 
 def _stops_line(row: Mapping[str, Any]) -> str:
