@@ -173,7 +173,8 @@ def replay_lines(out: Path) -> list[str]:
         "|:--|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
-        ratio = float(np.median(np.array(row["random"]) / np.array(row["adaptive"])))
+        pairs = zip(row["random"], row["adaptive"], strict=True)
+        ratio = float(np.median([other / max(ours, 1e-12) for other, ours in pairs]))
         lines.append(f"| {row['grid']} | {row['bits']:g} | {row['recipes']} | {row['evaluations']} "
                      f"| {100 * row['evaluations'] / row['recipes']:.1f} % | {row['more']} | {row['as_much']} "
                      f"| {SEEDS - row['more'] - row['as_much']} | {ratio:.4f} |")  # fmt: skip

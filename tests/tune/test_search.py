@@ -89,6 +89,14 @@ def test_what_is_found_is_under_the_budget_and_no_search_evaluates_more(name: st
     assert best.mean == min(one.mean for one in inside)
 
 
+@pytest.mark.parametrize("formats", [("fp16", "q8_0", "q5_0", "iq4_nl"), ("fp16", "q5_0")])
+@pytest.mark.parametrize("budget", [1, 3, 5, 7, 8, 12])
+def test_no_recipe_is_evaluated_twice_however_few_evaluations_there_are(formats: tuple[str, ...], budget: int) -> None:
+    aim = Aim(space(4, formats), 6.0)
+    scores = run_search(aim, "adaptive", budget, 0, additive_problem(aim))[1]
+    assert len({one.recipe for one in scores}) == len(scores) <= budget
+
+
 def test_under_a_kl_divergence_the_recipe_with_the_fewest_bits_counts() -> None:
     bound = Aim(space(3), kl=3.0)
     evaluate = additive_problem(bound, seed=4, cross=0.05)
