@@ -73,7 +73,8 @@ class Evaluations:
                 if first:
                     self._check(record)
                 else:
-                    score = ChunkScore(tuple(record["kl"]), tuple(record["top"]), int(record["count"]))
+                    kl, top = (tuple(map(float, record[key])) for key in ("kl", "top"))
+                    score = ChunkScore(kl, top, int(record["count"]))
                     self._scores[record["recipe"], int(record["chunk"])] = score
             except (ValueError, KeyError, TypeError) as error:
                 raise self._foreign(line) from error
