@@ -56,7 +56,7 @@ def tune_gates_parser() -> argparse.ArgumentParser:
     add("--budget", type=int, default=120, metavar="N", help="evaluations of each search (default: %(default)s)")
     add("--windows", type=int, default=24, metavar="N", help="windows to search on (default: %(default)s)")
     add("--held-out", type=int, default=32, metavar="N", help="windows to compare on (default: %(default)s)")
-    add("--together", type=int, default=12, metavar="N", help="windows that are scored at once (default: %(default)s)")
+    add("--together", type=int, default=8, metavar="N", help="windows that are scored at once (default: %(default)s)")
     add("--jobs", type=int, default=9, metavar="N", help="processes at a time (default: %(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="of stops (default: %(default)s)")
     add("--grid", choices=tuple(GRIDS), default="large", metavar="NAME", help=f"of: {', '.join(GRIDS)} (%(default)s)")

@@ -1,9 +1,9 @@
 """What a search of ``kvbench.tune`` costs: its whole time, and the windows that stopping recipes early saves.
 
 ``python -m experiments.tune time --models tiny`` runs the command of 120 settings in a process of its own, and adds a
-row to ``times.json``. ``stops`` runs the same search once more with and without stopping, from the evaluations of
-``time``, and adds a row to ``stops.json``: what both found and how many windows each scored. Both go on where they
-were interrupted; the time of an interrupted search is not taken.
+row to ``times.json``. ``stops`` runs the same search with and without stopping, and adds a row to ``stops.json``:
+what both found and how many windows each scored. ``stops`` goes on where it was interrupted (and takes the
+evaluations of ``time``); the time of an interrupted search is not taken.
 
 ``stops`` also counts errors of the rule on the recipes that were scored on all windows: of all pairs in which one would
 become the best after the other, with windows in random order, the share that is stopped.
