@@ -38,7 +38,7 @@ EVALUATIONS = 30
 
 
 @dataclass(frozen=True)
-class Grid:
+class RecipeGrid:
     """A space of the bundled model whose recipes are evaluated once.
 
     Args:
@@ -54,7 +54,7 @@ class Grid:
     whole: bool = False
 
 
-GRIDS = {"small": Grid("grid.json", 3, 6.5, whole=True), "large": Grid("grid-large.json", 2, 6.0)}
+GRIDS = {"small": RecipeGrid("grid.json", 3, 6.5, whole=True), "large": RecipeGrid("grid-large.json", 2, 6.0)}
 
 
 def grid_recipes(aim: Aim, whole: bool) -> Iterator[Recipe]:
@@ -68,7 +68,7 @@ def grid_recipes(aim: Aim, whole: bool) -> Iterator[Recipe]:
             yield recipe
 
 
-def evaluate_grid(grid: Grid, words: list[str], store: Path, out: Path) -> None:
+def evaluate_grid(grid: RecipeGrid, words: list[str], store: Path, out: Path) -> None:
     """Evaluate the recipes of a grid, and write its file."""
     from kvbench.tune.session import Tuning
 
@@ -97,7 +97,7 @@ def hypervolume(points: NDArray[np.float64], reference: NDArray[np.float64]) -> 
 class Replay:
     """The searches on a grid that was evaluated."""
 
-    def __init__(self, grid: Grid, record: Mapping[str, Any]) -> None:
+    def __init__(self, grid: RecipeGrid, record: Mapping[str, Any]) -> None:
         heads, formats, tied = (tuple(record[key]) for key in ("heads", "formats", "tied"))
         space = Space(heads, record["channels"], record["rope"], formats, tied)
         self.aim, self.machine = Aim(space, grid.bits), str(record["machine"])

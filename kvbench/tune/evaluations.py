@@ -40,7 +40,7 @@ class Evaluations:
                 if not path.exists() or not path.stat().st_size:
                     path.write_bytes(_line(self.header))
         except OSError as error:
-            raise _refused(path, error) from error
+            raise _disk_error(path, error) from error
         self._update()
 
     def _mend(self) -> None:
@@ -118,11 +118,11 @@ class Evaluations:
                     handle.write(_line(record))
                     handle.flush()
         except OSError as error:
-            raise _refused(self.path, error) from error
+            raise _disk_error(self.path, error) from error
         self._scores[recipe, chunk] = score
 
 
-def _refused(path: Path, error: OSError) -> KvbenchError:
+def _disk_error(path: Path, error: OSError) -> KvbenchError:
     return KvbenchError(
         f"{error.filename or path}: cannot be read or written: {error.strerror or error}.\n  hint: free some space, "
         "mend the folder's permissions or choose another --out; the same command goes on from what is on disk"

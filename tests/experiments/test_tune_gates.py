@@ -12,7 +12,7 @@ import pytest
 from experiments.stored import ROOT
 from experiments.tune import FOLDER, OURS, gates_page, recipe_of, results_page, verdicts
 from experiments.tune_cost import cost_lines, rule_errors
-from experiments.tune_grid import EVALUATIONS, GRIDS, Grid, Replay, grid_recipes, replay, replay_lines
+from experiments.tune_grid import EVALUATIONS, GRIDS, RecipeGrid, Replay, grid_recipes, replay, replay_lines
 from kvbench.page.shared import RECIPES
 from kvbench.tune.aim import Aim, Scored
 from kvbench.tune.exports import forms_in
@@ -89,7 +89,7 @@ def test_a_replay_reaches_the_same_again(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_replay_of_a_grid_is_written_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.tune_grid.SEEDS", 2)
-    monkeypatch.setattr("experiments.tune_grid.GRIDS", {"toy": Grid("toy.json", 1, 6.0)})
+    monkeypatch.setattr("experiments.tune_grid.GRIDS", {"toy": RecipeGrid("toy.json", 1, 6.0)})
     space = Space((2,) * 3, 64, 64, ("fp16", "q8_0", "iq4_nl"), (1, 1, 1))
     rng = np.random.default_rng(0)
     scores = {" ".join(one): list(rng.uniform(1, 2, 3)) for one in grid_recipes(Aim(space, 6.0), whole=False)}
