@@ -23,6 +23,8 @@ from kvbench.util.requirements import check_writable
 #: overrides that stand where the command line has none for the same key
 DATA = ("model=tiny", "method=engine", "dataset=fidelity", "dataset.window=640", "dataset.prefill=512",
         "dataset.per_document=null", "logger=none")  # fmt: skip
+#: folder of the folders of results
+OUT = Path("results/tune")
 #: names of ``--search``; the searches themselves need numpy
 NAMES = ("adaptive", "greedy-kl", "uniform", "ends", "random")
 
@@ -110,10 +112,15 @@ def read_recipe(path: Path) -> list[str]:
         raise KvbenchError(f"{path}: {error}") from error
 
 
-def composed_config(words: Sequence[str], count: int) -> RunConfig:
-    """Return the checked configuration of overrides, completed by :data:`DATA`, with `count` windows or prompts."""
+def composed_config(words: Sequence[str], count: int, out: Path = OUT) -> RunConfig:
+    """Return the checked configuration of overrides, completed by :data:`DATA`, with `count` windows or prompts.
+
+    `out` takes the place of the folder of runs, of which nothing is read or written.
+    """
     given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
-    texts = [text for text in (*DATA, f"dataset.limit={count}") if text.partition("=")[0] not in given]
+    place = "'{}'".format(str(out).replace("'", "\\'"))
+    own = (*DATA, f"dataset.limit={count}", f"runtime.results_dir={place}")
+    texts = [text for text in own if text.partition("=")[0] not in given]
     if not given.get("dataset", "fidelity").startswith("fidelity"):  # refused later, by what it is
         texts = [text for text in texts if not text.startswith("dataset.")]
     texts += words
@@ -129,7 +136,8 @@ def _tuned(arguments: argparse.Namespace) -> str:
             "--bits", None, "is missing: a search needs a budget", hint="--bits 5.4, --bytes N or --kl 0.01"
         )
     check_formats(arguments.formats)
-    config = composed_config(arguments.words, arguments.windows + arguments.held_out)
+    check_writable(str(arguments.out or OUT), "--out")
+    config = composed_config(arguments.words, arguments.windows + arguments.held_out, arguments.out or OUT)
 
     from kvbench.tune.aim import Aim
     from kvbench.tune.search import run_search
@@ -140,8 +148,7 @@ def _tuned(arguments: argparse.Namespace) -> str:
     if arguments.search == "adaptive":
         check_optuna()
     name = config.plain["model"].get("name", "model")
-    out = arguments.out or Path("results/tune") / str(name)
-    check_writable(str(out), "--out")
+    out = arguments.out or OUT / str(name)
     _budget_bits(arguments, planned_space(config, arguments.formats))  # before weights are loaded and texts are read
     tuning = Tuning(config, arguments.windows, arguments.held_out, arguments.together, out / "evaluations.jsonl")
     space = tuning.space(arguments.formats, arguments.tie)

@@ -58,6 +58,12 @@ def test_a_command_line_keeps_what_is_typed() -> None:
     assert (config.dataset["window"], config.dataset["limit"], config.model.dtype) == (100, 7, "float32")
 
 
+def test_the_folder_of_runs_does_not_matter(tmp_path: Path) -> None:
+    for name in ("plain", "o'n e=$1,{x}", "a\\b"):
+        config = composed_config(["model=tiny"], 7, tmp_path / name)
+        assert config.runtime.results_dir == str(tmp_path / name)
+
+
 FORMS = {
     "uniform": ["q8_0/q4_0"] * 3,
     "mixed": ["q8_0", "q8_0/q4_0"],
