@@ -52,7 +52,9 @@ def measure_time(model: str, bits: float, words: Sequence[str], store: Path, out
     command = [sys.executable, "-m", "kvbench.tune", f"model={model}", *WORDS, *words, "--bits", f"{bits:g}",
                "--budget", str(BUDGET), "--out", str(place)]  # fmt: skip
     load, before, began = os.getloadavg()[0], resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    shown = subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True).stderr
+    ended = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
+    if ended.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{ended.stderr}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     lines = (place / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
     row = {
@@ -63,7 +65,7 @@ def measure_time(model: str, bits: float, words: Sequence[str], store: Path, out
         "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)), "cores": os.cpu_count(),
         "nice": os.nice(0), "load": [round(load, 2), round(os.getloadavg()[0], 2)],
         "machine": cpu_name(), "versions": {name: version(name) for name in ("torch", "transformers", "optuna")},
-        "said": shown.strip().splitlines()[-1].partition(";")[0],
+        "said": ended.stderr.strip().splitlines()[-1].partition(";")[0],
     }  # fmt: skip
     _add_row(out / "times.json", row, ("model", "bits"))
 
