@@ -239,7 +239,10 @@ class _Table:
             reason = f"fp16 is not shown to be above answers that know nothing ({', '.join(lost)})"
             return replace(verdict, verdict=FLOOR, reason=reason, needed=None)
         counts = [self.counts[member.name] for member in members]
-        spent = self.plan.limit is None or all(count < self.plan.limit for count in counts)
+        # of prompts chosen by length, fewer than the limit are left of the first rows alone
+        chosen = any("dataset.prompt_tokens=" in option for member in members for option in member.options)
+        limit = self.plan.limit
+        spent = limit is None or (not chosen and all(count < limit for count in counts))
         if self.plan.data == "real" and verdict.verdict == OPEN and spent and not verdict.label:
             return replace(verdict, label=ALL_ROWS)
         return verdict

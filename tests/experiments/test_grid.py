@@ -102,6 +102,22 @@ def test_means_are_of_columns_not_of_samples():
     assert mean.paper == 43.97
 
 
+def test_rows_are_not_at_an_end_where_prompts_were_chosen_by_length():
+    sources = {
+        ("m", "FP16", "Qasper"): Source(rows(a=1.0, b=0.5, c=0.0), ("run-fp",)),
+        ("m", "KIVI", "Qasper"): Source(rows(a=0.5, b=1.0, c=0.0), ("run-k",)),
+    }
+    claims = (replace(ITEM.claims[0], column="Qasper"),)
+    labels = []
+    for options in ((), ("dataset.prompt_tokens=[600,1700]",)):
+        columns = (replace(ITEM.columns[0], options=options),)
+        item = replace(ITEM, rows=ITEM.rows[:2], columns=columns, groups=(), claims=claims)
+        (verdict,) = fold_grid(item, Plan(models=("m",), data="real", limit=50), sources).verdicts
+        assert verdict.verdict == "undecided" and verdict.n == 3
+        labels.append(verdict.label)
+    assert labels == ["all rows at hand", ""]
+
+
 def test_a_setting_that_cannot_run_stays_empty_with_its_reason():
     cell = folded().at("Llama2-7B", "ADA", "Average")
     assert cell.ours is None and cell.reason == "no key" and cell.paper is None
