@@ -15,7 +15,7 @@ from kvbench.cli import report_page
 from kvbench.cli.report_positions import add_position_options, base_run, check_position_options, show_positions
 from kvbench.cli.report_runs import RUNS, Code, begun, find_run, marked
 from kvbench.errors import ConfigError, KvbenchError
-from kvbench.metrics import ruler
+from kvbench.metrics import mrcr, ruler
 from kvbench.page.data import FollowedSweep
 from kvbench.results import code as codes
 from kvbench.results import compare, ranking, record, sweeps, tables
@@ -196,6 +196,14 @@ def _details(store: RunStore) -> None:
         means := ruler.lengths(metrics["scores"])
     ):
         _show(f"  RULER       {means.text()}")
+    for task, areas in mrcr.areas(metrics["scores"]):
+        for area in areas:
+            _show(f"  AUC         {task} {area.text()}")
+        if not areas:
+            _show(f"  AUC         {task}: needs the bins 8192 and 16384")
+    for key, names in (metrics["samples"].get("too_long") or {}).items():
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        _show(f"  left out    {key}: {len(names)} do not fit with their answers: {', '.join(names[:SHOWN])}{more}")
     _code_details(store, metrics)
     _show(f"  made with   kvbench {environment.get('kvbench')} ({environment.get('commit') or 'no commit'})")
     _show(f"              torch {environment.get('torch')}, transformers {environment.get('transformers')}")

@@ -21,6 +21,23 @@ class Generate(Work):
 
 
 @dataclass(frozen=True)
+class ReasonThenAnswer(Work):
+    """Generate reasoning to the sample's prompt, and then the answer to a second prompt that quotes the reasoning.
+
+    The sample's `prompt` and `max_new_tokens` are those of the reasoning; its `answers` belong to the second prompt.
+
+    Args:
+        before: text of the second prompt before the reasoning, which is stripped.
+        after: text of the second prompt after it.
+        max_new_tokens: maximum number of tokens of the answer.
+    """
+
+    before: str
+    after: str
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
 class Question:
     """One of several questions about a shared text (:class:`AskQuestions`).
 
