@@ -63,6 +63,8 @@ class Question:
 
 #: relation of several questions about one text (:class:`AskQuestions`)
 Turns = Literal["separate", "stored", "anew"]
+#: answers that earlier turns of a conversation have: the reference answers, or the model's own
+History = Literal["reference", "own"]
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,16 @@ class AskQuestions(Work):
         shared: length of that text in characters; the sample's prompt begins with it.
         questions: the questions, in their order.
         turns: ``separate``: each question is answered on its own copy of the cache, and sees no other. ``stored``: the
-            questions are turns of a conversation in one cache, which keeps earlier questions with their reference
-            answers as the method stores them. ``anew``: the same conversation, but the text and all earlier turns are
-            prefilled again for each question, as if nothing had been stored.
+            questions are turns of a conversation in one cache, which keeps earlier questions with their answers as the
+            method stores them. ``anew``: the same conversation, but the text and all earlier turns are prefilled again
+            for each question, as if nothing had been stored.
+        history: the answers that earlier turns have.
     """
 
     shared: int
     questions: tuple[Question, ...]
     turns: Turns = "separate"
+    history: History = "reference"
 
 
 @dataclass(frozen=True)
