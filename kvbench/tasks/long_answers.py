@@ -263,7 +263,7 @@ class LiveCodeBench(LongAnswers):
             given, expected = case["input"], case["output"]
             json.loads(expected)
             call = f"assert {record['function_name']}({', '.join(given.split(chr(10)))}) == # TODO"
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"{place}: field 'test' is not a JSON list that begins with an input and an output ({error})."
             ) from error

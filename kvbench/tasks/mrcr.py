@@ -95,7 +95,7 @@ class MRCR(LongAnswers):
         try:
             messages = [(str(turn["role"]), turn["content"]) for turn in json.loads(record["prompt"])]
             (*history, (role, request)) = messages
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise DataError(f"{place}: field 'prompt' is not a JSON list of chat messages ({error}).") from error
         if role != "user" or not all(isinstance(text, str) for _, text in messages):
             raise DataError(f"{place}: field 'prompt' must be messages with texts, the last one of the user.")

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from kvbench.metrics import math_check
+from kvbench.metrics.answers import score_answers
 from kvbench.metrics.mrcr import BINS, area_weights, areas, score_mrcr
 from kvbench.metrics.reasoning import (
     cut_in_thinking,
@@ -210,6 +211,32 @@ def test_areas_stop_at_the_last_bin_without_a_gap_and_have_errors() -> None:
 def test_rules_by_name_take_an_answer_without_its_thinking() -> None:
     assert score_reasoning("gpqa", "<think>Answer: A</think>Answer: B", ["B"]) == {"score": 1.0}
     assert score_reasoning("f1", "a", ["a"]) is None
+
+
+MANY = 100_000
+ODD = (
+    *("", " \n\t\r", "\x00", "\ud800", "A\u0301" * 1000, r"\boxed{７}", r"\boxed{²}", r"\boxed{7"),
+    *(r"\boxed{" * (MANY // 7), "}" * MANY, "{" * MANY + "}" * MANY, r"\boxed{" + "9" * MANY + "}", "9" * MANY),
+    *("Answer" + " " * MANY + ":", "Answer: " * (MANY // 8), "The correct answer is (" * (MANY // 23), "*" * MANY),
+    *("```\n" * (MANY // 4), "```python\n" * (MANY // 10), "assert \n" * (MANY // 8), "assert f() == " + "9" * MANY),
+    *("assert f() == " + "-" * MANY + "1", "assert f() == " + "(" * MANY, "assert " + "not " * (MANY // 4) + "1 == 1"),
+    *("assert f() == {[]: 1}", "assert f() == '\x00'", "assert f() == '\ud800'", "assert f() == 1e999", "assert f()"),
+    *("<think>" * (MANY // 7), "</think>" * (MANY // 8), "#### " + "1" * MANY, "$" * MANY, r"\boxed" + " " * MANY),
+    *(r"\boxed{-" + " " * MANY + "7}" + "x", "\u2028assert f() == 2", "x9" * MANY, "#### " * (MANY // 5)),
+)
+
+
+@pytest.mark.parametrize("metric", ["aime", "gpqa", "longbench_v2", "livecodebench", "gsm8k", "mrcr"])
+def test_odd_answers_are_wrong_and_break_nothing(metric: str) -> None:
+    """Each takes milliseconds; a pattern that backtracks would take this test's timeout or a day."""
+    gold = {"gpqa": "B", "longbench_v2": "B", "gsm8k": "#### 7"}.get(metric, "7")
+    for text in ODD:
+        if metric == "mrcr":
+            scores = score_mrcr(text, "x9Round and quiet.", "x9")
+        else:
+            scores = score_answers(metric, text, [gold])  # type: ignore[arg-type]
+        assert all(type(score) is float and 0 <= score <= 1 for score in scores.values())
+        assert scores["score"] == 0 or metric == "mrcr", text[:40]
 
 
 def test_loops() -> None:

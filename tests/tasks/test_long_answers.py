@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from kvbench.runner.scoring import rescored
 from kvbench.runner.session import Session
 from kvbench.runner.two_requests import answer_request
 from kvbench.tasks import load
+from kvbench.tasks.base import Sample
 from kvbench.util.confdir import group_options
 from tests.endpoint.serving import of_endpoint, serving
 from tests.run_files import on_disk, store_of
@@ -365,6 +367,32 @@ def test_gpqa_has_the_orders_of_simple_evals_and_no_text_in_the_open(tmp_path: P
 def test_seals_are_undone(text: str) -> None:
     assert unsealed(sealed(text)) == text and (not text or text not in sealed(text).removeprefix("sealed:"))
     assert unsealed(text) == text
+
+
+@pytest.mark.parametrize(("name", "field"), [("livecodebench", "test"), ("mrcr", "prompt"), ("mrcr", "answer")])
+@pytest.mark.parametrize(
+    "value", ["[" * 5000, "{}", "null", "[1]", '[{"role": "user", "content": null}]', "", None, 5, []]
+)
+def test_odd_fields_are_named_with_their_record(tmp_path: Path, name: str, field: str, value: Any) -> None:
+    record = {**RECORDS[name][0], field: value}
+    if (field, bool(value) and isinstance(value, str)) == ("answer", True):
+        return  # any text is an answer
+    with pytest.raises(DataError, match=rf"{field}'"):
+        list(task(tmp_path, name, [record]).samples())
+
+
+def test_a_template_that_begins_the_thinking_is_noted_in_the_row() -> None:
+    sample = Sample(id="a", task="t", prompt="Why?", answers=("7",), max_new_tokens=4)
+    tokenizer = byte_tokenizer()
+    turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    for end, begun in (("<think>\n", True), ("", False), ("<think>\n\n</think>\n\n", False)):
+        tokenizer.chat_template = turns + end
+        for limit in (None, 40):  # also of a prompt that was cut
+            long = replace(sample, prompt="Why? " * 20) if limit else sample
+            prompt = encode_prompt(long, tokenizer, chat="template", limit=limit)
+            assert prompt.thinking is begun and bool(prompt.removed) is bool(limit)
+    row = head(sample, 3, "eos", thinking=True, prediction="x")
+    assert row["thinking"] is True and "thinking" not in head(sample, 3, "eos", prediction="x")
 
 
 SAMPLER = {"temperature": 1.0, "top_p": 0.95, "top_k": 20}
