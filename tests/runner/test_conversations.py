@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ def talk(folder: Path, method: str, **dataset: Any) -> dict[str, Any]:
 
 @pytest.mark.slow  # 10 s of processor time
 def test_reuse_and_prefill_anew_differ_where_the_prefix_is_packed_and_nowhere_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     runs = {
         (method, turns): talk(tmp_path, method, turns=turns)
         for method in ("fp16", "kivi")
@@ -54,12 +57,12 @@ def test_reuse_and_prefill_anew_differ_where_the_prefix_is_packed_and_nowhere_el
     assert "variable_tracking@512" in shown
     assert [line.split()[0] for line in shown.splitlines() if line[:1].isdigit()] == ["1", "2"]
     assert main(["--results", str(tmp_path), "--by-turn", *names, "--format", "csv"]) == 0
-    lines = [line.split(",") for line in capsys.readouterr().out.replace('"', "").splitlines()]
-    assert len(lines) == 1 + 2 * 5 and {tuple(line[2:-2]) for line in lines[1:]} >= {("fp16", " stored own")}
-    scores = {(line[1], line[3]): float(line[-2]) for line in lines[1:] if line[2] == "fp16"}
-    assert all(score == 1.0 for score in scores.values()) and len(scores) == 6
+    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(lines) == 2 * 5 and {line["stderr"] for line in lines} == {""}
+    assert {line["run"].partition(", ")[2] for line in lines} == {"stored", "anew", "stored own"}
+    assert all(float(line["score"]) == 1.0 for line in lines if line["run"].startswith("fp16"))
     assert main(["--results", str(tmp_path), "--by-turn", names[0], "--format", "markdown"]) == 0
-    assert "| turn | fp16, stored |" in capsys.readouterr().out
+    assert "| turn | fp16 dtype=float32, stored |" in capsys.readouterr().out
 
 
 def test_runs_without_turns_have_no_table_by_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

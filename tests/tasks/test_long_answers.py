@@ -284,15 +284,22 @@ def conversation(folder: Path, tokens: int, number: int) -> dict[str, Any]:
     return {**record, "prompt": json.dumps(turns)}
 
 
-def test_conversations_that_do_not_fit_with_their_answers_are_left_out_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def near_the_limit(tmp_path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A run of three conversations, whose answers have 100 tokens, just enough tokens and one too few; its records."""
     room, answer = 8192, 11  # ten characters, and the token that ends it
     lengths = (room - 100, room - answer, room + 1 - answer)
     records = [conversation(tmp_path, tokens, number) for number, tokens in enumerate(lengths)]
     made = run(tmp_path, "mrcr", lengths=[8192], records=records, repeats=2)
     made["dataset"]["max_new_tokens"] = 20
     made["model"]["max_length"] = made["model"]["architecture"]["max_position_embeddings"] = room
+    return made, records
+
+
+def test_conversations_that_do_not_fit_with_their_answers_are_left_out_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, records = near_the_limit(tmp_path)
+    room, answer = 8192, 11
     metrics = answer_run(made)
     said = "2 of 6 samples do not fit into the model with their answers (model.max_length=8192), and are left out"
     assert f"{said}: mrcr/2~0, mrcr/2~1" in capsys.readouterr().err
@@ -311,6 +318,19 @@ def test_conversations_that_do_not_fit_with_their_answers_are_left_out_by_name(
     alone["model"] = made["model"]
     with pytest.raises(DataError, match="none of 1 samples fits"):
         answer_run(alone)
+
+
+@pytest.mark.slow  # two processes that import torch
+def test_workers_leave_out_the_same_conversations_and_cut_answers_at_the_same_token(tmp_path: Path) -> None:
+    made, _ = near_the_limit(tmp_path)
+    alone = answer_run(made)
+    made["runtime"] |= {"workers": 2, "results_dir": str(tmp_path / "workers")}
+    both = answer_run(made)
+    assert both["status"] == "ok" and both["samples"] == alone["samples"]
+    rows = [store_of(metrics).samples().rows for metrics in (alone, both)]
+    assert {name: row["tokens"] for name, row in rows[0].items()} == {
+        name: row["tokens"] for name, row in rows[1].items()
+    }
 
 
 def test_a_conversation_is_the_mean_of_its_repeats_and_errors_are_by_conversation(tmp_path: Path) -> None:
