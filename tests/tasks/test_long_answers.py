@@ -18,6 +18,7 @@ import pytest
 import yaml
 from tokenizers import Tokenizer
 
+from kvbench.cli import report
 from kvbench.errors import ConfigError, DataError
 from kvbench.models.load import byte_tokenizer
 from kvbench.results.aggregate import scores
@@ -312,6 +313,11 @@ def test_conversations_that_do_not_fit_with_their_answers_are_left_out_by_name(
     again = answer_run(made)  # nothing is left to do, and the same are left out
     assert again["samples"] == metrics["samples"] and store_of(again).samples().rows == rows
     assert "2 samples that the model does not hold" in "\n".join(notes([on_disk(metrics)]))
+    capsys.readouterr()
+    assert report.main(["--results", str(tmp_path / "runs"), "--show", metrics["run_id"]]) == 0
+    shown = capsys.readouterr().out
+    assert "  left out    mrcr_2needle@8192: 2 do not fit with their answers: mrcr/2~0, mrcr/2~1\n" in shown
+    assert "  AUC         mrcr_2needle: needs the bins 8192 and 16384\n" in shown
     entry = metrics["scores"]["mrcr_2needle@8192"]
     assert (entry["n"], entry["answers"]) == (2, 4)
     alone = run(tmp_path, "mrcr", lengths=[8192], records=[records[2]])
