@@ -536,6 +536,7 @@ def test_what_a_model_cannot_take_is_refused(tmp_path: Path, name: str, more: di
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # 13 processes that import torch: minutes on a busy machine
 def test_ten_kills_in_the_middle_of_long_answers_change_nothing(tmp_path: Path) -> None:
     """The bundled model draws 12 answers of up to 300 tokens; each kill comes within the answer after the next one."""
     data = written(tmp_path, "aime2025", records=RECORDS["aime2025"][:2])
