@@ -205,7 +205,7 @@ def _details(store: RunStore) -> None:
             _show(f"  AUC         {task} {area.text()}")
         if not areas:
             _show(f"  AUC         {task}: needs the bins 8192 and 16384")
-    for key, names in (metrics["samples"].get("too_long") or {}).items():
+    for key, names in ((metrics.get("samples") or {}).get("too_long") or {}).items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         _show(f"  left out    {key}: {len(names)} do not fit with their answers: {', '.join(names[:SHOWN])}{more}")
     _code_details(store, metrics)
