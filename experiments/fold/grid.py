@@ -133,11 +133,22 @@ class _Table:
         )
 
     def _to_base(self, row: Setting, members: Sequence[Column], pick: str = "mean") -> dict[str, float | None]:
-        """Return the fields of a cell with its paired difference to the base row; none for the base itself."""
-        known = None if row.name == self.item.base else self.difference(row.name, self.item.base, members, pick)
+        """Return the fields of a cell with its paired difference to the base row; none for the base's own runs."""
+        if all(self._of_base(row, column) for column in members):
+            return {}
+        known = self.difference(row.name, self.item.base, members, pick)
         if known is None:
             return {}
         return {"to_base": known[0], "to_base_stderr": known[1], **interval_fields(known[2], "to_base_")}
+
+    def _of_base(self, row: Setting, column: Column) -> bool:
+        """Return True if a cell and the base row's rest on the same runs: a sweep passes through its base setting."""
+        if row.name == self.item.base:
+            return True
+        base = self.sources.get((self.model.title, self.item.base, column.name))
+        runs = self.source(row, column).runs
+        # files of points hold several settings each
+        return bool(base and runs) and base.runs == runs and not any(name.endswith(".json") for name in runs)
 
     def _why_empty(self, source: Source, column: Column) -> str:
         if not source.rows:
@@ -228,7 +239,10 @@ class _Table:
             reason = f"fp16 is not shown to be above answers that know nothing ({', '.join(lost)})"
             return replace(verdict, verdict=FLOOR, reason=reason, needed=None)
         counts = [self.counts[member.name] for member in members]
-        spent = self.plan.limit is None or all(count < self.plan.limit for count in counts)
+        # of prompts chosen by length, fewer than the limit are left of the first rows alone
+        chosen = any("dataset.prompt_tokens=" in option for member in members for option in member.options)
+        limit = self.plan.limit
+        spent = limit is None or (not chosen and all(count < limit for count in counts))
         if self.plan.data == "real" and verdict.verdict == OPEN and spent and not verdict.label:
             return replace(verdict, label=ALL_ROWS)
         return verdict

@@ -14,8 +14,9 @@ from typing import Any
 from kvbench.cli import report_page
 from kvbench.cli.report_positions import add_position_options, base_run, check_position_options, show_positions
 from kvbench.cli.report_runs import RUNS, Code, begun, find_run, marked
+from kvbench.cli.report_turns import add_turn_option, show_turns
 from kvbench.errors import ConfigError, KvbenchError
-from kvbench.metrics import ruler
+from kvbench.metrics import mrcr, ruler
 from kvbench.page.data import FollowedSweep
 from kvbench.results import code as codes
 from kvbench.results import compare, ranking, record, sweeps, tables
@@ -72,12 +73,14 @@ def _main(arguments: argparse.Namespace) -> int:
         chosen = [_undamaged_run(find_run(stores, name)) for name in arguments.by_position]
         base = None if arguments.base is None else _undamaged_run(base_run(stores, arguments.base))
         return show_positions(arguments, chosen, base)
+    if arguments.by_turn:
+        return show_turns(arguments, [_undamaged_run(find_run(stores, name)) for name in arguments.by_turn])
     if not arguments.show:
         if arguments.format != "screen":
             raise ConfigError(
                 "--format",
                 arguments.format,
-                "needs --show or --compare, or --by-position",
+                "needs --show or --compare, --by-position or --by-turn",
                 hint="add --show RUN, or leave out --format",
             )
         return _list(stores)
@@ -125,10 +128,11 @@ def _report_parser() -> argparse.ArgumentParser:
         "--format",
         choices=("screen", "markdown", "csv"),
         default="screen",
-        help="output format of --show, --compare and --by-position (default: %(default)s)",
+        help="output format of --show, --compare, --by-position and --by-turn (default: %(default)s)",
     )
     report_page.add_page_options(parser, what)
     add_position_options(parser, what)
+    add_turn_option(what)
     parser.add_argument(
         "--watch", action="store_true", help="with --sweep ID: show the table again whenever a job starts or ends"
     )
@@ -196,6 +200,14 @@ def _details(store: RunStore) -> None:
         means := ruler.lengths(metrics["scores"])
     ):
         _show(f"  RULER       {means.text()}")
+    for task, areas in mrcr.areas(metrics["scores"]):
+        for area in areas:
+            _show(f"  AUC         {task} {area.text()}")
+        if not areas:
+            _show(f"  AUC         {task}: needs the bins 8192 and 16384")
+    for key, names in ((metrics.get("samples") or {}).get("too_long") or {}).items():
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        _show(f"  left out    {key}: {len(names)} do not fit with their answers: {', '.join(names[:SHOWN])}{more}")
     _code_details(store, metrics)
     _show(f"  made with   kvbench {environment.get('kvbench')} ({environment.get('commit') or 'no commit'})")
     _show(f"              torch {environment.get('torch')}, transformers {environment.get('transformers')}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ def ask(
     tokenizer: Any = None,
     prefill_chunk: int | None = None,
     observer: Observer | None = None,
-    turns: bool = False,
+    turns: Literal["reference", "own"] | None = None,
 ) -> list[Generation]:
     """Prefill a text once, then answer several questions about it, each with a copy of the cache.
 
@@ -50,8 +50,10 @@ def ask(
         questions: token ids of each question, at least one token each.
         answers: token ids of each question's reference answer, whose likelihood is part of the result.
         prefill_chunk: tokens of the shared text per forward pass; None: all at once.
-        turns: True if the questions are turns of a conversation: each question and its reference answer stay in
-            `cache`, where later questions see them.
+        turns: the answers of the earlier turns, if the questions are turns of a conversation: each question and its
+            answer then stay in `cache`, where later questions see them. ``own`` answers are those of the model, up to
+            the stop string; like ``reference`` ones they are appended in one forward pass. None: no question sees
+            another, and `cache` is afterwards as it was before the first one.
 
     Returns:
         The generation for each question, in order. The time to first token includes the prefill of the shared text only
@@ -67,13 +69,13 @@ def ask(
     results: list[Generation] = []
     for question, answer in zip(questions, answers, strict=True):
         tell(observer, "decode")
-        twin = cache if turns else cache.clone()
+        twin = cache.clone() if turns is None else cache
         ids = torch.tensor([list(question)], device=shared_ids.device)
         length = width + ids.shape[1]
         generators, stopping = sampling.generators(1), Stopping(1, eos_token_ids, stop, tokenizer)
         started = now(ids)
         logits = _append(model, twin, ids)
-        if turns:
+        if turns is not None:
             twin = cache.clone()  # the model's own answer is no part of the conversation
         token = choose(logits, sampling, generators)
         first = now(token) - started + (shared if not results else 0.0)
@@ -101,12 +103,22 @@ def ask(
                 rounds=rounds,
             )
         )
-        if turns:
-            width = length + len(answer)
-            if answer:
-                _append(model, cache, torch.tensor([list(answer)], device=ids.device))
+        if turns is not None:
+            said = answer if turns == "reference" else spoken(results[-1], tokenizer)
+            width = length + len(said)
+            if said:
+                _append(model, cache, torch.tensor([list(said)], device=ids.device))
     tell(observer, "end")
     return results
+
+
+def spoken(generation: Generation, tokenizer: Any) -> list[int]:
+    """Return the tokens of an answer as a later turn sees them: without those of the stop string that ended it."""
+    tokens, count = generation.tokens[0], len(generation.tokens[0])
+    if generation.finish[0] == "stop":
+        while count and len(tokenizer.decode(tokens[:count], skip_special_tokens=True)) > len(generation.text[0]):
+            count -= 1
+    return tokens[:count]
 
 
 def _append(model: PreTrainedModel, cache: KVCache, ids: Tensor) -> Tensor:

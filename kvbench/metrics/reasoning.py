@@ -1,9 +1,9 @@
 r"""Scores of long answers and of long-context data sets, by the rules of the data sets' authors.
 
 The rules are those of lighteval 3fd15266 and of vLLM's studies (AIME), lighteval with math-verify 0.9.0 (MATH-500),
-openai/simple-evals ee3b031 (GPQA), THUDM/LongBench 2e00731 (LongBench v2), the README of openai/mrcr at 204b0d4e (MRCR)
-and LiveCodeBench 9af8fc86 (output prediction). Where a rule would run code of the model (`eval` in LiveCodeBench), only
-literals are read here.
+openai/simple-evals ee3b031 (GPQA), THUDM/LongBench 2e00731 (LongBench v2) and LiveCodeBench 9af8fc86 (output
+prediction); MRCR's are in :mod:`kvbench.metrics.mrcr`. Where a rule would run code of the model (`eval` in
+LiveCodeBench), only literals are read here.
 
 A reasoning model's thinking is removed first (:func:`without_thinking`).
 """
@@ -11,14 +11,14 @@ A reasoning model's thinking is removed first (:func:`without_thinking`).
 from __future__ import annotations
 
 import ast
-import difflib
 import json
 import re
 from collections.abc import Callable, Sequence
 
 from kvbench.metrics import math_check
 
-_END_OF_THINKING, _THINKING = "</think>", "<think>"
+#: tags around a reasoning model's thinking
+OPENED, CLOSED = "<think>", "</think>"
 _ANSWER_LINE = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
 _BRACES = re.compile(r"\\boxed\s*\{|[{}]")
 _CORRECT_ANSWER = (re.compile(r"The correct answer is \(([A-D])\)"), re.compile(r"The correct answer is ([A-D])"))
@@ -27,12 +27,20 @@ _CORRECT_ANSWER = (re.compile(r"The correct answer is \(([A-D])\)"), re.compile(
 def without_thinking(text: str) -> str:
     """Return an answer without the thinking before it: the text after the last ``</think>`` and its line feeds.
 
-    It is empty if the thinking was cut, so that ``<think>`` is never closed. A text without these marks is unchanged.
+    It is empty if the thinking never ends (:func:`cut_in_thinking`). A text without these tags is unchanged.
     """
-    _, mark, rest = text.rpartition(_END_OF_THINKING)
-    if mark:
-        return rest.lstrip("\n")
-    return "" if text.lstrip().startswith(_THINKING) else text
+    if cut_in_thinking(text):
+        return ""
+    _, tag, rest = text.rpartition(CLOSED)
+    return rest.lstrip("\n") if tag else text
+
+
+def cut_in_thinking(text: str) -> bool:
+    """Return True if an answer never ends its thinking: its last ``<think>`` comes after its last ``</think>``.
+
+    Where the prompt itself ends with ``<think>``, `text` must begin with it.
+    """
+    return text.rfind(OPENED) > text.rfind(CLOSED)
 
 
 def last_boxed(text: str) -> str | None:
@@ -83,17 +91,6 @@ def score_longbench_v2(prediction: str, gold: str) -> dict[str, float]:
     return {"score": score, "compensated": 0.25 if match is None else score}
 
 
-def score_mrcr(prediction: str, gold: str, prefix: str) -> dict[str, float]:
-    """Score a repeated message by its similarity (difflib) to the right one, as in MRCR.
-
-    The score is 0 unless the answer begins with `prefix`, which is removed from both texts. Spaces before it count.
-    """
-    if not prediction.startswith(prefix):
-        return {"score": 0.0}
-    texts = prediction.removeprefix(prefix), gold.removeprefix(prefix)
-    return {"score": difflib.SequenceMatcher(None, *texts).ratio()}
-
-
 def predicted_output(prediction: str) -> str:
     """Return the test case in an answer, as LiveCodeBench extracts it: the last line that begins with ``assert``.
 
@@ -134,7 +131,8 @@ def _asserted(case: str) -> object:
     return ast.literal_eval(test.comparators[0])
 
 
-_SCORERS: dict[str, Callable[[str, str], dict[str, float]]] = {
+#: scorers of answers without their thinking, by the name of the metric
+RULES: dict[str, Callable[[str, str], dict[str, float]]] = {
     "aime": score_aime,
     "math": score_math,
     "gpqa": score_gpqa,
@@ -159,5 +157,5 @@ def wanted_reference(metric: str, gold: str) -> str | None:
 
 def score_reasoning(metric: str, prediction: str, answers: Sequence[str]) -> dict[str, float] | None:
     """Score an answer, without its thinking, by the rule `metric`; None if there is no rule of that name here."""
-    scorer = _SCORERS.get(metric)
+    scorer = RULES.get(metric)
     return None if scorer is None else scorer(without_thinking(prediction), answers[0])

@@ -87,6 +87,9 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
     truncated = {run["samples"]["truncated"] for run in runs} - {0}
     if truncated:
         lines.append(f"{max(truncated)} prompts exceeded the model's limit and were cut in the middle")
+    too_long = {sum(map(len, (run["samples"].get("too_long") or {}).values())) for run in runs} - {0}
+    if too_long:
+        lines.append(f"{max(too_long)} samples that the model does not hold with their answers were left out")
     devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
     return [*lines, "device: " + ("; ".join(devices) or "unknown")]
 

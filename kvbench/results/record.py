@@ -63,7 +63,8 @@ class Samples:
     """Counts of a run's samples; `requested` is the number that the configuration asks for.
 
     `truncated` is the number of samples whose prompts were shortened to the model's limit; `left_out` are the ids of
-    stored results that no figure includes, because the number of samples was reduced after they were made.
+    stored results that no figure includes, because the number of samples was reduced after they were made; `too_long`
+    those of samples that were never run, because the model does not hold them with their answers, by key of the score.
     """
 
     requested: int | None = typed_key(minimum=0)
@@ -71,6 +72,9 @@ class Samples:
     truncated: int = typed_key(default=0, minimum=0)
     left_out: list[str] = typed_key(
         "ids of stored rows that no figure includes (after a limit was reduced)", factory=list
+    )
+    too_long: dict[str, list[str]] | None = typed_key(
+        "ids of samples that do not fit into the model with their answers, by the key of their score", optional=True
     )
     prompt_tokens: PromptTokens = typed_key(factory=PromptTokens)
 

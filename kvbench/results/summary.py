@@ -23,6 +23,7 @@ def build(
     status: str,
     rows: Sequence[Row],
     left_out: Sequence[str] = (),
+    too_long: Mapping[str, Sequence[str]] | None = None,
     requested: int,
     task_version: int,
     environment: Mapping[str, Any],
@@ -40,6 +41,7 @@ def build(
         rows: those of requested samples that are finished. Rows of warm-up samples are used only for peak memory.
         left_out: ids of samples that are finished but no longer requested, because the limit was reduced. They are
             listed in the result; their rows must not be in `rows`.
+        too_long: ids of samples that the model does not hold with their answers, by the key of their score.
         device: name of the device whose times the top-level keys (``ttft_s``, ``tpot_s``, ``tokens_per_s``) report, if
             rows come from several devices. None for the device with the most samples.
         oom: ``{bytes_asked, sample, message, code}`` if the run ended because memory ran out, else None.
@@ -84,6 +86,7 @@ def build(
             "done": len(rows),
             "truncated": sum(1 for row in rows if row.get("truncated")),
             "left_out": list(left_out),
+            **({"too_long": {key: list(names) for key, names in too_long.items()}} if too_long else {}),
             "prompt_tokens": {
                 "mean": _known_mean(row.get("prompt_tokens") for row in rows),
                 "max": max((row.get("prompt_tokens") or 0 for row in rows), default=None),

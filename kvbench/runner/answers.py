@@ -202,9 +202,18 @@ def answer_row(
         summed = totals(generation.rounds, [index])
         if summed is not None and summed["draft_s"] is not None:
             measured["rounds"] = summed
+    begun = head(
+        sample,
+        len(prompt.ids),
+        finish,
+        truncated=prompt.removed,
+        thinking=prompt.thinking,
+        prediction=prediction,
+        tokens=tokens,
+    )
     return {
-        **head(sample, len(prompt.ids), finish, truncated=prompt.removed, prediction=prediction, tokens=tokens),
-        **scored(task, sample, prediction, finish),
+        **begun,
+        **scored(task, sample, prediction, begun),
         "nll": {"sum": finite(nll[0]), "n": int(nll[1])} if nll and nll[1] else None,
         "kv_bytes": bill,
         **speculated,

@@ -11,6 +11,7 @@ import torch
 
 from kvbench.cache.prompts import Prompts
 from kvbench.errors import DataError, ModelError
+from kvbench.metrics.reasoning import OPENED
 from kvbench.models.outliers import base_name
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks.base import Sample
@@ -30,11 +31,13 @@ class EncodedPrompt:
         context_span: half-open token range of the context. A token that is only partly inside the context is left out.
             None if there is no context.
         removed: number of tokens that truncation has removed.
+        thinking: True if the chat template has already begun the answer's thinking (``<think>``).
     """
 
     ids: tuple[int, ...]
     context_span: tuple[int, int] | None
     removed: int = 0
+    thinking: bool = False
 
 
 def encode_prompt(
@@ -43,8 +46,8 @@ def encode_prompt(
     """Convert a sample's prompt to token ids, with its chat wrapper, and truncate it if it exceeds `limit`.
 
     With the sample's ``truncation="middle"``, tokens are removed from the middle of its own text, never from the
-    wrapper. With ``longbench``, the text is cut by :func:`longbench_cut` before it is wrapped. With ``refuse``, an
-    error is raised.
+    wrapper. With ``longbench``, the text is cut by :func:`longbench_cut` before it is wrapped. With ``refuse``
+    and ``leave_out``, an error is raised; :mod:`kvbench.runner.fitting` leaves samples out before.
 
     The context span of the result takes the wrapper and the removed tokens into account. A token that crosses the
     border of the context counts as outside, so that no part of the question is inside.
@@ -72,13 +75,14 @@ def encode_prompt(
         chat if sample.rules.chat else "none", tokenizer, sample.rules.system, sample.rules.history
     )
     ids, offsets = _tokenize(tokenizer, before + sample.prompt + after, special)
+    thinking = after.rstrip().endswith(OPENED)
     start, end = len(before), len(before) + len(sample.prompt)
     context = None
     if sample.context_span is not None:
         context = _inside(offsets, start + sample.context_span[0], start + sample.context_span[1])
     if limit is None or len(ids) <= limit:
-        return EncodedPrompt(tuple(ids), context)
-    if sample.truncation == "refuse":
+        return EncodedPrompt(tuple(ids), context, thinking=thinking)
+    if sample.truncation in ("refuse", "leave_out"):
         raise DataError(
             f"sample {sample.id}: the prompt has {len(ids)} tokens, but at most {limit} are allowed, and the task "
             "does not allow the prompt to be cut.\n  hint: choose a model with a longer context, or "
@@ -93,7 +97,9 @@ def encode_prompt(
         )
     half = room_for_body // 2
     cut = (body[0] + half, body[1] - (room_for_body - half))
-    return EncodedPrompt(tuple(ids[: cut[0]] + ids[cut[1] :]), _follow(context, cut), removed=cut[1] - cut[0])
+    return EncodedPrompt(
+        tuple(ids[: cut[0]] + ids[cut[1] :]), _follow(context, cut), removed=cut[1] - cut[0], thinking=thinking
+    )
 
 
 def _as_given(sample: Sample, ids: tuple[int, ...], room: int | None) -> EncodedPrompt:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from kvbench.cache.progress import Options
 from kvbench.config.run_config import RunConfig
 from kvbench.decoding.autoregressive import Generation
-from kvbench.decoding.questions import ask
+from kvbench.decoding.questions import ask, spoken
 from kvbench.decoding.sampling import Sampling
 from kvbench.models.load import LoadedModel
 from kvbench.profiling.memory import PhasePeaks
@@ -50,23 +49,20 @@ class SharedTexts:
 
         asked = [tokens(question.prompt) for question in work.questions]
         answers = [tokens(question.continuation) for question in work.questions]
-        turns = [[*question, *answer] for question, answer in zip(asked, answers, strict=True)]
+        said = [new_tokens if work.history == "own" else len(answer) for answer in answers]
         # tokens after the shared text: of the longest question, or of all turns
-        longest = max(map(len, asked)) if work.turns == "separate" else sum(map(len, turns))
+        longest = max(map(len, asked)) if work.turns == "separate" else sum(map(len, asked)) + sum(said)
         room = prompt_limit(self.config.model.prompt_limit, self.loaded.max_length, new_tokens)
         limit = None if room is None else room - longest
         shared = replace(sample, prompt=sample.prompt[: work.shared], rules=PromptRules(chat=False))
         prompt = encode_prompt(shared, tokenizer, limit=limit)
-        parts = [(prompt, slice(None))]
+        parts, begun = [slice(None)], prompt
         if work.turns == "anew":  # each question on a cache of its own, with the turns before it in the prompt
-            before = accumulate(turns[:-1], initial=list[int]())
-            parts = [
-                (replace(prompt, ids=(*prompt.ids, *ids)), slice(index, index + 1)) for index, ids in enumerate(before)
-            ]
+            parts = [slice(index, index + 1) for index in range(len(asked))]
         peaks = PhasePeaks(self.loaded.device, census=first)
         generations: list[Generation] = []
         with peaks.run():
-            for begun, chosen in parts:
+            for chosen in parts:
                 input_ids, _, prompts = pad([begun], [sample.query], 0, self.loaded.device, tokenizer.decode)
                 length = len(prompt.ids) + longest + new_tokens
                 cache = self.config.method.new_cache(self.loaded.model, prompts, max_length=length)
@@ -86,8 +82,12 @@ class SharedTexts:
                     tokenizer=tokenizer,
                     prefill_chunk=runtime.prefill_chunk,
                     observer=peaks,
-                    turns=work.turns == "stored",
+                    turns=work.history if work.turns == "stored" else None,
                 )
+                if work.turns == "anew":
+                    own = work.history == "own"
+                    answer = spoken(generations[-1], tokenizer) if own else answers[chosen.start]
+                    begun = replace(begun, ids=(*begun.ids, *asked[chosen.start], *answer))
         whole = join_generations(generations)
         measured = generation_figures(self.machine, cache, peaks, first, 1, whole)
         row = answer_row(self.task, sample, prompt, whole, 0, row_bill(cache, 0, 1), measured)

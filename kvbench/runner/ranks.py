@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import CombinationError, KvbenchError
 from kvbench.results.samples import MEASURED, Row
+from kvbench.runner.fitting import Fitting
 from kvbench.tasks.base import Sample
 from kvbench.util.failures import is_out_of_memory
 from kvbench.util.progress import say
@@ -103,7 +104,7 @@ def follow(checked: RunConfig, team: Team) -> dict[str, Any]:
         samples = {sample.id: sample for sample in task.samples()}
     try:
         with open_session(checked, team) as session:
-            for planned in session.plan([samples[name] for name in wanted]):
+            for planned in session.plan(Fitting(checked).chosen([samples[name] for name in wanted], ())):
                 try:
                     batch(team, session, planned)
                 except Exception as error:

@@ -104,6 +104,7 @@ def head(
     finish: str,
     *,
     truncated: int = 0,
+    thinking: bool = False,
     prediction: str = "",
     tokens: Sequence[int] = (),
 ) -> Row:
@@ -115,6 +116,7 @@ def head(
         finish: why the answer ended: ``eos``, ``stop`` or ``length``. ``window`` if the likelihood of a text was
             measured instead, and ``oom`` if a measurement of time and memory ran out of memory.
         truncated: number of tokens that truncation removed from the prompt.
+        thinking: True if the prompt ends with the tag that begins the answer's thinking.
     """
     return {
         "id": sample.id,
@@ -123,6 +125,7 @@ def head(
         **({} if sample.problem is None else {"problem": sample.problem}),
         "prompt_tokens": prompt_tokens,
         "truncated": truncated,
+        **({"thinking": True} if thinking else {}),
         "prediction": sealed(prediction) if sample.private else prediction,
         "tokens": list(tokens),
         "finish": finish,

@@ -149,7 +149,8 @@ class RunSteps(RunState):
 
     def _missing(self) -> list[Sample]:
         """Return the samples that have no row and have not failed; an adaptive task derives them from the rows."""
-        self.samples = list(self.task.next_samples(self.rows))
+        done = self.rows.keys() - self.again
+        self.samples = self.fitting.chosen(list(self.task.next_samples(self.rows)), done)
         failed = self.failures.samples()
         return [sample for sample in self.samples if self._lacks(sample.id) and sample.id not in failed]
 

@@ -21,6 +21,7 @@ from kvbench.results.identity import content_digest, short_name
 from kvbench.results.samples import MEASURED, DiskError, Row
 from kvbench.results.store import RunStore
 from kvbench.runner import origins, remarks, sources, workers
+from kvbench.runner.fitting import Fitting
 from kvbench.runner.rerun import Rerun
 from kvbench.tasks.base import Sample, Task
 from kvbench.util.failures import bytes_asked, describe_error, is_out_of_memory
@@ -140,6 +141,7 @@ class RunState:
         #: the repetition of stored rows, and the ids of those that it has still to repeat
         self.rerun: Rerun | None = None
         self.again: set[str] = set()
+        self.fitting = Fitting(checked)
         self.logger: loggers.Logger
         self._ending = threading.Lock()
         self._ended: dict[str, Any] | None = None
@@ -224,6 +226,7 @@ class RunState:
             oom=self.failures.oom,
             errors=list(self.failures.errors),
             code=self.code,
+            too_long=self.fitting.too_long,
             data={"identity": self.task.identity(), "notes": self.task.notes(), **origins.noted(self.store)},
         )
         metrics["untouched"] = remarks.untouched(

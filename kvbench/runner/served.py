@@ -40,9 +40,10 @@ from kvbench.runner.prompting import (
 )
 from kvbench.runner.rows import Machine, head
 from kvbench.runner.scoring import scored
+from kvbench.runner.two_requests import answer_request, joined, reasoning_request
 from kvbench.runner.workers import Elsewhere, Outcome
 from kvbench.tasks.base import Sample
-from kvbench.tasks.work import Generate
+from kvbench.tasks.work import Generate, ReasonThenAnswer
 from kvbench.util.progress import say
 
 #: facts about the server in each row; `env.json` has the command and the URLs too
@@ -115,7 +116,7 @@ def open_served(
     """
     model, form = config.model, served_format(config)
     assert isinstance(model, EndpointModel)
-    if any(not isinstance(sample.work, Generate) for sample in missing):
+    if any(not isinstance(sample.work, (Generate, ReasonThenAnswer)) for sample in missing):
         raise ConfigError(
             "dataset", config.dataset.get("name"), "needs more of a model than answers to prompts", hint="dataset=mini"
         )
@@ -281,6 +282,13 @@ class Requests(Elsewhere):
             self._done.put(None)
 
     async def _row(self, number: int, sample: Sample) -> Row:
+        if not isinstance(sample.work, ReasonThenAnswer):
+            return await self._answer(number, sample)
+        reasoned = await self._answer(number, reasoning_request(sample))
+        answered = await self._answer(number, answer_request(sample, reasoned))
+        return joined(self._config.task, sample, reasoned, answered)
+
+    async def _answer(self, number: int, sample: Sample) -> Row:
         decoding, tokenizer = self._config.decoding, self._tokenizer
         new_tokens = decoding.max_new_tokens or sample.max_new_tokens
         prompt = self._prompt(sample, new_tokens)
@@ -318,9 +326,18 @@ class Requests(Elsewhere):
         steps = [round(step, 6) for step in answer.step_s(len(tokens))]
         ttft = round(answer.arrivals[0][0] - began, 6) if answer.arrivals else None
         seen = {"attempts": attempts + 1, "cached": answer.cached, "ids": "server" if answer.ids else "text"}
+        begun = head(
+            sample,
+            len(prompt.ids),
+            finish,
+            truncated=prompt.removed,
+            thinking=prompt.thinking,
+            prediction=text,
+            tokens=tokens,
+        )
         row = {
-            **head(sample, len(prompt.ids), finish, truncated=prompt.removed, prediction=text, tokens=tokens),
-            **scored(self._config.task, sample, text, finish),
+            **begun,
+            **scored(self._config.task, sample, text, begun),
             **decoding.named(system_turn(sample, self._model)),
             "nll": None,
             "kv_bytes": self._bill(len(prompt.ids) + len(tokens) - (finish == "length")),

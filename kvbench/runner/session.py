@@ -18,7 +18,15 @@ from kvbench.results.samples import Row
 from kvbench.runner import batching
 from kvbench.runner.rows import Machine, Report, Strategy
 from kvbench.tasks.base import Sample
-from kvbench.tasks.work import AskQuestions, CompareTokens, Generate, MeasurePoint, ScoreText, Work
+from kvbench.tasks.work import (
+    AskQuestions,
+    CompareTokens,
+    Generate,
+    MeasurePoint,
+    ReasonThenAnswer,
+    ScoreText,
+    Work,
+)
 
 if TYPE_CHECKING:
     from kvbench.runner.answers import Answers
@@ -123,6 +131,12 @@ def strategies(config: RunConfig, loaded: LoadedModel, machine: Machine) -> dict
         return Answers(config, loaded, task, machine, options)
 
     @cache
+    def requests() -> Strategy:
+        from kvbench.runner.two_requests import TwoRequests
+
+        return TwoRequests(cast("Answers", answers()), task)
+
+    @cache
     def questions() -> Strategy:
         from kvbench.runner.questions import SharedTexts
 
@@ -159,6 +173,7 @@ def strategies(config: RunConfig, loaded: LoadedModel, machine: Machine) -> dict
 
     return {
         Generate: answers,
+        ReasonThenAnswer: requests,
         AskQuestions: questions,
         ScoreText: spans,
         CompareTokens: comparisons,

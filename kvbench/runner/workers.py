@@ -17,6 +17,7 @@ from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.errors import ConfigError
 from kvbench.parallel.crew import Crew
 from kvbench.results.samples import MEASURED, Row
+from kvbench.runner.fitting import Fitting
 from kvbench.runner.rows import Machine
 from kvbench.tasks.base import Sample, Task
 
@@ -176,12 +177,13 @@ def open_workers(checked: RunConfig, missing: Sequence[Sample], count: int) -> I
 class _Served:
     """The server of a worker: answers requests for the plan of a run's batches and for the rows of a batch."""
 
-    def __init__(self, session: Any, task: Task, count: int) -> None:
+    def __init__(self, session: Any, task: Task, count: int, fitting: Fitting) -> None:
         self._session, self._device = session, session.machine.device
         if session.device.type == "cpu" and count > 1:  # such times are kept apart from those of the whole processor
             self._device = f"{self._device} (shared by {count} workers)"
         with redirect_stderr(io.StringIO()):  # the parent has read the data too, and said what is odd
             self._samples = {sample.id: sample for sample in task.samples()}
+        self._fitting = fitting
         self.facts = {
             "device": str(session.device),
             "machine": {"device": self._device, **session.machine.dtypes()},
@@ -191,12 +193,15 @@ class _Served:
     def answer(self, request: Mapping[str, list[str]]) -> Any:
         """Return the batches of the sample ids in ``request["plan"]``, or rows of the ids in ``request["rows"]``."""
         if "plan" in request:
-            planned = self._session.plan([self._samples[name] for name in request["plan"]])
+            planned = self._session.plan(self._chosen(request["plan"]))
             return [[sample.id for sample in batch] for batch in planned]
-        rows: list[Row] = self._session.rows([self._samples[name] for name in request["rows"]])
+        rows: list[Row] = self._session.rows(self._chosen(request["rows"]))
         for row in rows:
             row[MEASURED]["device"] = self._device
         return rows
+
+    def _chosen(self, names: Sequence[str]) -> list[Sample]:
+        return self._fitting.chosen([self._samples[name] for name in names], ())
 
 
 @contextmanager
@@ -216,4 +221,4 @@ def serve(argument: Mapping[str, Any], place: int, opening: Callable[..., Any] |
         task.bind(load_tokenizer(checked.model))
     checked.method.ready()
     with (opening or ranks.open_session)(checked, None) as session:
-        yield _Served(session, task, argument["count"])
+        yield _Served(session, task, argument["count"], Fitting(checked))

@@ -69,7 +69,8 @@ class Sample:
         say_something: True to prevent empty answers: the first token may then not be one that ends the answer.
         truncation: treatment of a prompt that is too long. ``middle`` removes tokens from the middle of the prompt.
             ``longbench`` also does so, but as LongBench does: before the chat wrapper is added, and by decoding the
-            remaining tokens to text. ``refuse`` raises an error.
+            remaining tokens to text. ``refuse`` raises an error. ``leave_out`` leaves the sample out of the run if the
+            model does not hold the prompt with the reference answer; an answer may then take what is left.
         work: what the runner does with the sample, for example generate an answer or measure the likelihood of a text.
         warm_up: True for a sample that only warms up the device; only its peak memory appears in the results.
         problem: name of the problem, if the sample is one of several answers to it; errors of scores are then by
@@ -162,6 +163,8 @@ class Task:
     single_process: ClassVar[bool] = False
     #: True if rows say whether their answers were cut, and whether they repeat themselves at the end
     long_answers: ClassVar[bool] = False
+    #: True if scores leave out a reasoning model's thinking (:func:`kvbench.metrics.reasoning.without_thinking`)
+    removes_thinking: ClassVar[bool] = False
     #: True if only times and memory are measured, so that the content of the generated text does not matter
     times_only: ClassVar[bool] = False
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import answers, gsm8k, math_check
 from kvbench.metrics.answers import LETTERS, Metric
-from kvbench.metrics.reasoning import wanted_reference
+from kvbench.metrics.reasoning import RULES, wanted_reference
 from kvbench.tasks import data
 from kvbench.tasks.base import PromptRules, Sample, Task, check_shots
 from kvbench.tasks.data import HubSource, Record
@@ -91,6 +91,11 @@ class Records(Task):
     chat: bool = True
     system: str | None = None
     truncation: Literal["middle", "refuse"] = "middle"
+
+    @property
+    def removes_thinking(self) -> bool:  # type: ignore[override]
+        """True if the metric leaves out a reasoning model's thinking (:attr:`Task.removes_thinking`)."""
+        return self.metric in RULES
 
     # -- configuration -----------------------------------------------------------------------------------------------
 

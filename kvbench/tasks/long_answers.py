@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
 from typing import Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics.answers import LETTERS, Metric
-from kvbench.metrics.reasoning import score_mrcr, without_thinking
+from kvbench.metrics.reasoning import without_thinking
 from kvbench.tasks import data
-from kvbench.tasks.base import PromptRules, Sample, Setup, check_list
+from kvbench.tasks.base import Sample, Setup
 from kvbench.tasks.from_records import Records
-from kvbench.tasks.records import COUNT, FILLED_TEXT, Record, check_record, is_text
-from kvbench.tasks.template import Entry
+from kvbench.tasks.records import FILLED_TEXT, Record, check_record, is_text
+from kvbench.tasks.template import Entry, Template
+from kvbench.tasks.work import ReasonThenAnswer
 from kvbench.util.schema import MOST_TOKENS, bounded
 
 
@@ -41,6 +41,7 @@ class LongAnswers(Records):
     """
 
     long_answers: ClassVar[bool] = True
+    removes_thinking: ClassVar[bool] = True
 
     metric: Metric = "aime"
     repeats: int = bounded(1, minimum=1, maximum=1024)
@@ -75,6 +76,10 @@ class LongAnswers(Records):
     def finished(self, sample: Sample, entry: Entry, index: int, repeat: int) -> Sample:
         """Return a sample with what the data set adds to it; `index` is the problem, `repeat` the answer, from 0."""
         return sample
+
+    def score(self, sample: Sample, prediction: str) -> dict[str, float]:
+        """Score an answer without its thinking (:func:`kvbench.metrics.reasoning.without_thinking`), by any metric."""
+        return super().score(sample, without_thinking(prediction))
 
     def identity(self) -> dict[str, Any]:
         """Return the identity of :meth:`Records.identity`, with the number of answers to each problem."""
@@ -141,7 +146,7 @@ class GPQA(LongAnswers):
 
 @dataclass(frozen=True, kw_only=True)
 class LongBenchV2(LongAnswers):
-    """LongBench v2 (Bai et al. 2024): 503 questions with four options about texts of 8k to 2M words, without reasoning.
+    """LongBench v2 (Bai et al. 2024): 503 questions with four options about texts of 8k to 2M words.
 
     Scores are given for all questions and, as variants, by difficulty (``easy``, ``hard``) and by length (``short``,
     ``medium``, ``long``).
@@ -149,6 +154,10 @@ class LongBenchV2(LongAnswers):
     Args:
         prompt_limit: maximum number of tokens of a prompt before chat formatting is added; a longer one loses tokens
             from its middle, as in the official code. ``fill`` allows what the model holds.
+        answer_template: template of a second prompt, which asks for the answer after reasoning (`template`); its
+            ``{reasoning}`` is the model's answer to the first one. The official code leaves the text out of it. None:
+            one prompt, without reasoning.
+        answer_tokens: maximum number of tokens of the answer to the second prompt.
     """
 
     COUNTS: ClassVar[dict[str, int]] = {"easy": 192, "hard": 311, "short": 180, "medium": 215, "long": 108}
@@ -160,11 +169,29 @@ class LongBenchV2(LongAnswers):
     split: str = "train"
     prompt_limit: int | Literal["fill"] = bounded(120_000, minimum=16, maximum=MOST_TOKENS)
     max_new_tokens: int = bounded(128, minimum=1, maximum=MOST_TOKENS)
+    answer_template: str | None = None
+    answer_tokens: int = bounded(128, minimum=1, maximum=MOST_TOKENS)
+
+    def check(self) -> None:
+        """Raise ConfigError as :meth:`LongAnswers.check`, and if the second prompt does not quote the reasoning."""
+        super().check()
+        second = self._second
+        if second is not None and second.fields.count("reasoning") != 1:
+            raise ConfigError(
+                "dataset.answer_template",
+                self.answer_template,
+                "must contain {reasoning} exactly once",
+                allowed=[f"{{{name}}}" for name in second.fields],
+            )
+
+    @cached_property
+    def _second(self) -> Template | None:
+        return None if self.answer_template is None else Template.parse(self.answer_template, "dataset.answer_template")
 
     def fits(self, config: Setup) -> None:
         """Raise ConfigError if the model holds less than the official prompts, and the limit was not changed."""
         super().fits(config)
-        _check_context(config, self.prompt_limit, self.max_new_tokens, "dataset.prompt_limit", "fill")
+        check_context(config, self.prompt_limit, self.max_new_tokens, "dataset.prompt_limit", "fill")
 
     def read(self) -> dict[str, list[Entry]]:
         """See :meth:`Records.read`. Raises DataError if a file of the hub has other numbers of questions by kind."""
@@ -191,11 +218,17 @@ class LongBenchV2(LongAnswers):
         """See :meth:`LongAnswers.finished`."""
         kinds = [entry.record["difficulty"], entry.record["length"]]
         rules = replace(sample.rules, limit=self.prompt_limit)
+        if self._second is not None:
+            text, spans = self._second.render(entry.record, sample.id, {"reasoning": ""})
+            start = spans["reasoning"][0]
+            sample = replace(sample, work=ReasonThenAnswer(text[:start], text[start:], self.answer_tokens))
         return replace(sample, rules=rules, truncation="longbench", meta={"kinds": kinds})
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of :meth:`LongAnswers.identity`, with the limit of prompts."""
-        return {**super().identity(), "prompt_limit": self.prompt_limit}
+        """Return the identity of :meth:`LongAnswers.identity`, with the limit of prompts and the second prompt."""
+        second = {key: getattr(self, key) for key in ("answer_template", "answer_tokens")}
+        kept = {} if self.answer_template is None else second
+        return {**super().identity(), "prompt_limit": self.prompt_limit, **kept}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         """Return ``score``, ``compensated``, and the score again under the question's difficulty and length."""
@@ -230,7 +263,7 @@ class LiveCodeBench(LongAnswers):
             given, expected = case["input"], case["output"]
             json.loads(expected)
             call = f"assert {record['function_name']}({', '.join(given.split(chr(10)))}) == # TODO"
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"{place}: field 'test' is not a JSON list that begins with an input and an output ({error})."
             ) from error
@@ -241,102 +274,7 @@ class LiveCodeBench(LongAnswers):
         return Entry(prompt, None, "", (expected,), record)
 
 
-#: upper edges of MRCR's bins, in tokens of messages and answer; the first one begins at 4,096 tokens
-MRCR_BINS = tuple(2**power for power in range(13, 21))
-#: characters of MRCR's conversations for a token of o200k_base
-MRCR_CHARACTERS = 4.9
-
-
-@dataclass(frozen=True, kw_only=True)
-class MRCR(LongAnswers):
-    """MRCR (OpenAI's version): repeat the n-th of several messages on one topic, out of a long conversation.
-
-    The messages go through the model's chat template as they are. Each bin of lengths has its own score. The authors
-    count tokens of o200k_base, whose table is a download; here they are estimated from the characters
-    (:data:`MRCR_CHARACTERS`), so that a conversation near an edge may be in the next bin.
-
-    Args:
-        needles: number of messages on the topic, 2, 4 or 8.
-        lengths: upper edges of the bins to run.
-    """
-
-    name: str = "mrcr"
-    template: str = "{prompt}"
-    split: str = "train"
-    needles: int = bounded(2, minimum=2, maximum=8)
-    lengths: tuple[int, ...] = (8192, 16_384, 32_768, 65_536, 131_072)
-    max_new_tokens: int = bounded(4096, minimum=1, maximum=MOST_TOKENS)
-
-    def check(self) -> None:
-        """Raise ConfigError as :meth:`Records.check`, and for other numbers of needles or edges of bins."""
-        super().check()
-        if self.needles not in (2, 4, 8):
-            raise ConfigError("dataset.needles", self.needles, "is not a part of MRCR", allowed=[2, 4, 8])
-        check_list("dataset.lengths", self.lengths, MRCR_BINS)
-        for length in self.lengths:
-            if length not in MRCR_BINS:
-                raise ConfigError("dataset.lengths", length, "is not the edge of a bin", allowed=MRCR_BINS)
-
-    def fits(self, config: Setup) -> None:
-        """Raise ConfigError if the longest bin does not fit into the model; its edge includes the answer."""
-        super().fits(config)
-        smaller = [edge for edge in MRCR_BINS if edge <= config.model.max_length]
-        _check_context(config, max(self.lengths), 0, "dataset.lengths", str(smaller[-1:]) if smaller else None)
-
-    def read(self) -> dict[str, list[Entry]]:
-        """See :meth:`Records.read`; only conversations with `needles` and of the configured lengths are kept."""
-        entries = super().read()[self.split]
-        kept = [e for e in entries if e.record["n_needles"] == self.needles and _bin(e.record) in self.lengths]
-        if not kept:
-            raise DataError(
-                f"dataset {self.name}: none of {len(entries)} records has {self.needles} needles and a length in "
-                f"dataset.lengths={list(self.lengths)}"
-            )
-        by_bin = {edge: [entry for entry in kept if _bin(entry.record) == edge] for edge in sorted(self.lengths)}
-        turns = zip_longest(*by_bin.values())  # one of each bin in turn, so that `limit` takes from all of them
-        return {self.split: [entry for turn in turns for entry in turn if entry is not None]}
-
-    def _repeated(self, entries: Sequence[Entry]) -> list[tuple[int, int]]:
-        return []  # many conversations end in the same request
-
-    def entry(self, record: Record, place: str) -> Entry:
-        """Return the last message of a conversation as the prompt; the record keeps the messages before it."""
-        texts = dict.fromkeys(("prompt", "answer", "random_string_to_prepend"), FILLED_TEXT)
-        check_record(record, {**texts, "n_needles": COUNT, "n_chars": COUNT}, place)
-        try:
-            messages = [(str(turn["role"]), turn["content"]) for turn in json.loads(record["prompt"])]
-            (*history, (role, request)) = messages
-        except (ValueError, TypeError, LookupError) as error:
-            raise DataError(f"{place}: field 'prompt' is not a JSON list of chat messages ({error}).") from error
-        if role != "user" or not all(isinstance(text, str) for _, text in messages):
-            raise DataError(f"{place}: field 'prompt' must be messages with texts, the last one of the user.")
-        kept = {name: record[name] for name in (*texts, "n_needles", "n_chars")}
-        return Entry(request, None, request, (record["answer"],), {**kept, "history": tuple(history)})
-
-    def finished(self, sample: Sample, entry: Entry, index: int, repeat: int) -> Sample:
-        """See :meth:`LongAnswers.finished`."""
-        rules = PromptRules(chat=self.chat, system=self.system, history=entry.record["history"])
-        meta = {"prefix": entry.record["random_string_to_prepend"]}
-        name = f"{self.name}_{self.needles}needle"
-        return replace(sample, task=name, length=_bin(entry.record), rules=rules, meta=meta, target=None)
-
-    def identity(self) -> dict[str, Any]:
-        """Return the identity of :meth:`LongAnswers.identity`, with a checksum of the conversations."""
-        records = [entry.record for entry in self.entries[self.split]]
-        return {**super().identity(), "conversations": data.records_fingerprint(records, ("prompt", "answer"))}
-
-    def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``score``, the similarity to the right message (:func:`kvbench.metrics.reasoning.score_mrcr`)."""
-        return score_mrcr(without_thinking(prediction), sample.answers[0], sample.meta["prefix"])
-
-
-def _bin(record: Record) -> int | None:
-    """Return the upper edge of the bin of a conversation; None outside all bins."""
-    tokens = record["n_chars"] / MRCR_CHARACTERS
-    return next((edge for edge in MRCR_BINS if tokens <= edge), None) if tokens >= MRCR_BINS[0] / 2 else None
-
-
-def _check_context(config: Setup, wanted: int | str, new: int, key: str, instead: str | None) -> None:
+def check_context(config: Setup, wanted: int | str, new: int, key: str, instead: str | None) -> None:
     """Raise ConfigError if the model holds less than `wanted` tokens of a prompt and `new` ones of the answer."""
     if isinstance(wanted, str) or wanted + new <= config.model.max_length:
         return

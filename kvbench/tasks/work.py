@@ -21,6 +21,23 @@ class Generate(Work):
 
 
 @dataclass(frozen=True)
+class ReasonThenAnswer(Work):
+    """Generate reasoning to the sample's prompt, and then the answer to a second prompt that quotes the reasoning.
+
+    The sample's `prompt` and `max_new_tokens` are those of the reasoning; its `answers` belong to the second prompt.
+
+    Args:
+        before: text of the second prompt before the reasoning, which is stripped.
+        after: text of the second prompt after it.
+        max_new_tokens: maximum number of tokens of the answer.
+    """
+
+    before: str
+    after: str
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
 class Question:
     """One of several questions about a shared text (:class:`AskQuestions`).
 
@@ -46,6 +63,8 @@ class Question:
 
 #: relation of several questions about one text (:class:`AskQuestions`)
 Turns = Literal["separate", "stored", "anew"]
+#: answers that earlier turns of a conversation have: the reference answers, or the model's own
+History = Literal["reference", "own"]
 
 
 @dataclass(frozen=True)
@@ -56,14 +75,16 @@ class AskQuestions(Work):
         shared: length of that text in characters; the sample's prompt begins with it.
         questions: the questions, in their order.
         turns: ``separate``: each question is answered on its own copy of the cache, and sees no other. ``stored``: the
-            questions are turns of a conversation in one cache, which keeps earlier questions with their reference
-            answers as the method stores them. ``anew``: the same conversation, but the text and all earlier turns are
-            prefilled again for each question, as if nothing had been stored.
+            questions are turns of a conversation in one cache, which keeps earlier questions with their answers as the
+            method stores them. ``anew``: the same conversation, but the text and all earlier turns are prefilled again
+            for each question, as if nothing had been stored.
+        history: the answers that earlier turns have.
     """
 
     shared: int
     questions: tuple[Question, ...]
     turns: Turns = "separate"
+    history: History = "reference"
 
 
 @dataclass(frozen=True)

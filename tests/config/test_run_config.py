@@ -22,8 +22,8 @@ from tests.run_support import config
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher"
 
 #: data sets with prompts of 4k tokens and more
-ANSWERS = ("aime2025", "aime2026", "math500", "gpqa_diamond", "longbench_v2", "mrcr", "livecodebench")
-TEXTS = ("pg19", "multi_lexsum", "infinitebench_sum")
+ANSWERS = ("aime2025", "aime2026", "math500", "gpqa_diamond", "mrcr", "livecodebench")
+TEXTS = ("pg19", "multi_lexsum", "infinitebench_sum", "longbench_v2", "longbench_v2_cot")
 LONG = (*TEXTS, *ANSWERS, "efficiency/tpot", "efficiency/prefill", "efficiency/memory")
 
 CHOICES = [(group, choice) for group in config_groups() for choice in group_options(group)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvbench.decoding import Sampling, generate
-from kvbench.decoding.questions import ask
+from kvbench.decoding.questions import ask, spoken
 from kvbench.methods import load_method
 from tests import zoo
 
@@ -49,7 +49,7 @@ def test_turns_stay_in_the_cache_with_their_reference_answers(name):
     questions, answers = [[5, 6, 7], [9], [11, 12, 13]], [[3, 4], [], [6, 7, 8]]
     options = {"max_new_tokens": 8, "sampling": Sampling()}
     cache = method.new_cache(model)
-    stored = ask(model, cache, shared, questions, answers=answers, turns=True, **options)
+    stored = ask(model, cache, shared, questions, answers=answers, turns="reference", **options)
     assert cache.get_seq_length() == 300 + 3 + 2 + 1 + 3 + 3
     before: list[int] = []
     for question, answer, result in zip(questions, answers, stored, strict=True):
@@ -64,6 +64,79 @@ def test_turns_stay_in_the_cache_with_their_reference_answers(name):
         before += [*question, *answer]
     separate = ask(model, method.new_cache(model), shared, questions, answers=answers, **options)
     assert separate[0].tokens == stored[0].tokens and separate[2].tokens != stored[2].tokens
+    method.detach(model)
+
+
+def held(cache):
+    """All tensors of a cache as bytes, and its other plain state, by path."""
+    found = {}
+
+    def walk(name, value, seen):
+        if isinstance(value, torch.Tensor):
+            found[name] = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        elif isinstance(value, int | float | str | bool | None):
+            found[name] = value
+        elif isinstance(value, dict | list | tuple):
+            for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+                walk(f"{name}.{key}", one, seen)
+        elif type(value).__module__.startswith("kvbench.cache") and id(value) not in seen:
+            for key, one in vars(value).items():
+                walk(f"{name}.{key}", one, seen | {id(value)})
+
+    for number, layer in enumerate(cache.kv_layers):
+        walk(str(number), layer, frozenset())
+    return {name: value for name, value in found.items() if not name.split(".")[1].startswith(("paths", "pairs"))}
+
+
+class Watch:
+    """An observer that notes what a cache holds before each question and at the end."""
+
+    def __init__(self, cache):
+        self.cache, self.moments = cache, []
+
+    def phase(self, name):
+        if name != "prefill":
+            self.moments.append(held(self.cache))
+
+
+@pytest.mark.parametrize("name", ["fp16", "kivi", "kivi:int4", "atom", "logquant", "snapkv", "h2o", "turboquant"])
+def test_questions_leave_the_cache_byte_for_byte_as_it_was(name):
+    """As SCBench's same context and different queries, where the cache is rolled back after each answer."""
+    model, (name, _, quantizer) = zoo.restless(), name.partition(":")
+    method = load_method(name, **({"quantizer": quantizer} if quantizer else {}))
+    shared, _ = zoo.padded_batch([300])
+    questions, answers = [[5, 6, 7], [9], [11, 12, 13, 14, 15]], [[3, 4], [5], [6, 7, 8]]
+    watches = []
+    for turns in (None, "reference"):
+        watches.append(Watch(method.new_cache(model)))
+        options = {"max_new_tokens": 40, "sampling": Sampling(), "observer": watches[-1], "turns": turns}
+        ask(model, watches[-1].cache, shared, questions, answers=answers, **options)
+    (before, *later), (begun, *talked) = (watch.moments for watch in watches)
+    assert len(later) == len(talked) == 3 and any(isinstance(one, bytes) and len(one) > 999 for one in before.values())
+    assert all(moment == before for moment in later)
+    assert all(moment != begun for moment in talked)  # turns stay
+    method.detach(model)
+
+
+@pytest.mark.parametrize("finish", ["length", "stop"])
+def test_turns_may_keep_the_models_own_answers(finish):
+    model, method = zoo.restless(), load_method("fp16")
+    shared, _ = zoo.padded_batch([60])
+    questions, wrong = [[5, 6, 7], [9], [11]], [[50], [51], [52]]
+    options = {"max_new_tokens": 8, "sampling": Sampling(), "tokenizer": Letters()}
+    free = ask(model, method.new_cache(model), shared, questions[:1], answers=wrong[:1], **options)[0]
+    if finish == "stop":
+        options["stop"] = [free.text[0][3:5]]
+    cache = method.new_cache(model)
+    own = ask(model, cache, shared, questions, answers=wrong, turns="own", **options)
+    said = [spoken(one, Letters()) for one in own]
+    letters = 8 if finish == "length" else free.text[0].index(free.text[0][3:5])
+    assert own[0].finish == [finish] and len(said[0]) == letters
+    again = ask(model, method.new_cache(model), shared, questions, answers=said, turns="reference", **options)
+    assert [one.tokens for one in own] == [one.tokens for one in again]
+    assert cache.get_seq_length() == 60 + 5 + sum(map(len, said))
+    gold = ask(model, method.new_cache(model), shared, questions, answers=wrong, turns="reference", **options)
+    assert gold[0].tokens == own[0].tokens and gold[2].tokens != own[2].tokens
     method.detach(model)
 
 

@@ -71,6 +71,26 @@ def test_cells_over_the_samples_that_all_settings_have():
     assert kivi.difference == pytest.approx(50 - 9.18)
 
 
+def test_a_setting_of_the_same_runs_as_the_base_has_no_difference_to_it():
+    full, kivi = {"a": sample(1.0), "b": sample(0.5)}, {"a": sample(0.5), "b": sample(0.5)}
+    item = replace(
+        ITEM, rows=(*ITEM.rows[:2], Row(name="alpha 0.6", setting="fp16")), columns=ITEM.columns[:1], groups=()
+    )
+    place = ("Llama2-7B", "Qasper")
+
+    def with_runs(base, same):
+        sources = {"FP16": Source(full, base), "KIVI": Source(kivi, ("run-k",)), "alpha 0.6": Source(full, same)}
+        table = fold_grid(
+            replace(item, claims=()), Plan(), {(place[0], row, place[1]): s for row, s in sources.items()}
+        )
+        return [table.at(place[0], row, place[1]).to_base for row in ("KIVI", "alpha 0.6")]
+
+    assert with_runs(("run-fp",), ("run-fp",)) == [pytest.approx(-25), None]
+    assert with_runs(("run-fp",), ("run-other",)) == [pytest.approx(-25), 0.0]
+    # one file of points holds many settings
+    assert with_runs(("points.json",), ("points.json",)) == [pytest.approx(-25), 0.0]
+
+
 def test_means_are_of_columns_not_of_samples():
     table = folded()
     mean = table.at("Llama2-7B", "KIVI", "Average")
@@ -80,6 +100,22 @@ def test_means_are_of_columns_not_of_samples():
     assert mean.to_base == pytest.approx((-100 / 3 - 50) / 2)
     assert mean.to_base_stderr == pytest.approx(math.hypot(qasper.to_base_stderr, trec.to_base_stderr) / 2)
     assert mean.paper == 43.97
+
+
+def test_rows_are_not_at_an_end_where_prompts_were_chosen_by_length():
+    sources = {
+        ("m", "FP16", "Qasper"): Source(rows(a=1.0, b=0.5, c=0.0), ("run-fp",)),
+        ("m", "KIVI", "Qasper"): Source(rows(a=0.5, b=1.0, c=0.0), ("run-k",)),
+    }
+    claims = (replace(ITEM.claims[0], column="Qasper"),)
+    labels = []
+    for options in ((), ("dataset.prompt_tokens=[600,1700]",)):
+        columns = (replace(ITEM.columns[0], options=options),)
+        item = replace(ITEM, rows=ITEM.rows[:2], columns=columns, groups=(), claims=claims)
+        (verdict,) = fold_grid(item, Plan(models=("m",), data="real", limit=50), sources).verdicts
+        assert verdict.verdict == "undecided" and verdict.n == 3
+        labels.append(verdict.label)
+    assert labels == ["all rows at hand", ""]
 
 
 def test_a_setting_that_cannot_run_stays_empty_with_its_reason():

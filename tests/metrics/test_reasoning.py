@@ -10,7 +10,10 @@ import sys
 import pytest
 
 from kvbench.metrics import math_check
+from kvbench.metrics.answers import score_answers
+from kvbench.metrics.mrcr import BINS, area_weights, areas, score_mrcr
 from kvbench.metrics.reasoning import (
+    cut_in_thinking,
     integer,
     last_boxed,
     predicted_output,
@@ -18,7 +21,6 @@ from kvbench.metrics.reasoning import (
     score_gpqa,
     score_livecodebench,
     score_longbench_v2,
-    score_mrcr,
     score_reasoning,
     wanted_reference,
     without_thinking,
@@ -53,11 +55,34 @@ def test_answers_of_livecodebench_are_never_run(deep: str) -> None:
         ("<think>a</think>\n\nb", "b"),
         ("a</think>b</think>c", "c"),
         (" <think>a", ""),
-        ("say <think>", "say <think>"),
+        ("so: <think>Answer: A", ""),
+        ("<think>a</think>b<think>c", ""),
+        ("<think><think>a</think>b", "b"),
+        ("a</think>", ""),
+        ("", ""),
     ],
 )
-def test_thinking_is_removed(text: str, rest: str) -> None:
+def test_thinking_is_removed_and_nothing_is_left_of_one_that_never_ends(text: str, rest: str) -> None:
     assert without_thinking(text) == rest
+    assert cut_in_thinking(text) == (not rest and text not in ("", "a</think>"))
+
+
+@pytest.mark.parametrize(
+    ("metric", "right", "gold"),
+    [
+        ("aime", r"\boxed{7}", "7"),
+        ("gpqa", "Answer: B", "B"),
+        ("longbench_v2", "The correct answer is (B)", "B"),
+        ("livecodebench", "assert f() == 1", "1"),
+        ("math", r"\boxed{7}", "7"),
+    ],
+)
+def test_no_rule_scores_what_stands_in_thinking(metric: str, right: str, gold: str) -> None:
+    if metric == "math":
+        pytest.importorskip("math_verify")
+    for text, score in ((right, 1.0), (f"<think>{right}\n", 0.0), (f"<think>hm</think>\n{right}", 1.0)):
+        scores = score_reasoning(metric, text, [gold])
+        assert scores is not None and scores["score"] == score, text
 
 
 @pytest.mark.parametrize(
@@ -150,9 +175,68 @@ def test_mrcr_is_a_similarity_after_the_prefix() -> None:
     assert score_mrcr("xYz1abcd", "xYz1bcde", "xYz1") == {"score": 0.75}  # 2 * 3 / 8
 
 
+#: cells of Context Arena: means of the bins, area up to 128k and up to 1M tokens
+CELLS = {
+    (98.7, 94.3, 89.0, 88.9, 84.1, 81.1, 72.7, 60.1): (88.5, 73.7),
+    (87.6, 68.0, 70.4, 57.5, 55.5, 57.1, 55.6, 42.1): (61.6, 53.2),
+}
+
+
+def binned(means: tuple[float, ...], **more: object) -> dict[str, dict[str, object]]:
+    entries = [{"score": mean / 100, "stderr": 0.02, **more} for mean in means]
+    return {f"mrcr_8needle@{edge}": entry for edge, entry in zip(BINS, entries, strict=False)}
+
+
+@pytest.mark.parametrize(("means", "published"), CELLS.items())
+def test_areas_of_mrcr_are_the_published_ones(means: tuple[float, ...], published: tuple[float, float]) -> None:
+    ((task, both),) = areas(binned(means))
+    assert task == "mrcr_8needle" and [area.edge for area in both] == [131072, 1048576]
+    assert tuple(round(100 * area.area, 1) for area in both) == published
+
+
+def test_areas_stop_at_the_last_bin_without_a_gap_and_have_errors() -> None:
+    scores = binned((90.0, 80.0, 60.0), vs_fp16={"diff": -0.1, "stderr": 0.01})
+    ((_, (area,)),) = areas({**scores, "mrcr_8needle@65536": {"score": None}, "mrcr_8needle@131072": {"score": 0.1}})
+    weights = area_weights(BINS[:3])
+    assert sum(weights) == pytest.approx(1) and weights == pytest.approx([1 / 6, 1 / 2, 1 / 3])
+    assert (area.edge, area.area) == (32768, pytest.approx(0.75))
+    assert area.stderr == pytest.approx(0.02 * sum(w * w for w in weights) ** 0.5)
+    assert area.difference == pytest.approx((-0.1, area.stderr / 2))
+    assert area.text() == "up to 32768 tokens: 0.750 ± 0.012, -0.100 ± 0.006 compared with fp16"
+    assert list(areas(binned((90.0,)))) == [("mrcr_8needle", [])] and list(areas({"ruler@8192": {"score": 1}})) == []
+    del scores["mrcr_8needle@8192"]
+    assert list(areas(scores)) == [("mrcr_8needle", [])]
+
+
 def test_rules_by_name_take_an_answer_without_its_thinking() -> None:
     assert score_reasoning("gpqa", "<think>Answer: A</think>Answer: B", ["B"]) == {"score": 1.0}
     assert score_reasoning("f1", "a", ["a"]) is None
+
+
+MANY = 100_000
+ODD = (
+    *("", " \n\t\r", "\x00", "\ud800", "A\u0301" * 1000, r"\boxed{７}", r"\boxed{²}", r"\boxed{7"),
+    *(r"\boxed{" * (MANY // 7), "}" * MANY, "{" * MANY + "}" * MANY, r"\boxed{" + "9" * MANY + "}", "9" * MANY),
+    *("Answer" + " " * MANY + ":", "Answer: " * (MANY // 8), "The correct answer is (" * (MANY // 23), "*" * MANY),
+    *("```\n" * (MANY // 4), "```python\n" * (MANY // 10), "assert \n" * (MANY // 8), "assert f() == " + "9" * MANY),
+    *("assert f() == " + "-" * MANY + "1", "assert f() == " + "(" * MANY, "assert " + "not " * (MANY // 4) + "1 == 1"),
+    *("assert f() == {[]: 1}", "assert f() == '\x00'", "assert f() == '\ud800'", "assert f() == 1e999", "assert f()"),
+    *("<think>" * (MANY // 7), "</think>" * (MANY // 8), "#### " + "1" * MANY, "$" * MANY, r"\boxed" + " " * MANY),
+    *(r"\boxed{-" + " " * MANY + "7}" + "x", "\u2028assert f() == 2", "x9" * MANY, "#### " * (MANY // 5)),
+)
+
+
+@pytest.mark.parametrize("metric", ["aime", "gpqa", "longbench_v2", "livecodebench", "gsm8k", "mrcr"])
+def test_odd_answers_are_wrong_and_break_nothing(metric: str) -> None:
+    """Each takes milliseconds; a pattern that backtracks would take this test's timeout or a day."""
+    gold = {"gpqa": "B", "longbench_v2": "B", "gsm8k": "#### 7"}.get(metric, "7")
+    for text in ODD:
+        if metric == "mrcr":
+            scores = score_mrcr(text, "x9Round and quiet.", "x9")
+        else:
+            scores = score_answers(metric, text, [gold])  # type: ignore[arg-type]
+        assert all(type(score) is float and 0 <= score <= 1 for score in scores.values())
+        assert scores["score"] == 0 or metric == "mrcr", text[:40]
 
 
 def test_loops() -> None:

@@ -80,6 +80,7 @@ def asked(
     max_length=60,
     shared=SHARED,
     turns="separate",
+    history="reference",
     **limits,
 ):
     """The rows of samples with two questions, what `ask` was called with, and how the caches were made."""
@@ -109,7 +110,9 @@ def asked(
     loaded: Any = SimpleNamespace(
         model="model", tokenizer=tokenizer, device=torch.device("cpu"), max_length=max_length, eos_token_ids=(257,)
     )
-    work = AskQuestions(len(shared), (Question(" Who?", "me", target=" me"), Question(" Why not?", "so")), turns)
+    work = AskQuestions(
+        len(shared), (Question(" Who?", "me", target=" me"), Question(" Why not?", "so")), turns, history
+    )
     samples = [
         Sample(
             id=f"t/{number}",
@@ -150,7 +153,7 @@ def test_the_shared_text_is_the_prompt_and_each_question_follows_it(monkeypatch)
         "stop": ("T", "S"),
         "tokenizer": run.tokenizer,
         "prefill_chunk": 16,
-        "turns": False,
+        "turns": None,
     }
     ((model, given, length),) = run.caches
     assert model == "model" and length == 10 + 9 + 4
@@ -169,12 +172,16 @@ def test_the_shared_text_is_the_prompt_and_each_question_follows_it(monkeypatch)
 def test_turns_are_asked_of_one_cache_or_of_a_new_one_each(monkeypatch) -> None:
     stored, anew = (asked(monkeypatch, turns=turns) for turns in ("stored", "anew"))
     (call,) = stored.calls
-    assert call[1]["turns"] is True and [length for *_, length in stored.caches] == [10 + 8 + 11 + 4]
+    assert call[1]["turns"] == "reference" and [length for *_, length in stored.caches] == [10 + 8 + 11 + 4]
     first, second = (args[2][0].tolist() for args, _ in anew.calls)
     tokens = anew.tokenizer(" Who? me", add_special_tokens=False)["input_ids"]
-    assert second == [*first, *tokens] and [named["turns"] for _, named in anew.calls] == [False, False]
+    assert second == [*first, *tokens] and [named["turns"] for _, named in anew.calls] == [None, None]
     assert [args[3] for args, _ in anew.calls] == [[ids] for ids in call[0][3]]
     assert [length for *_, length in anew.caches] == [33, 33]
+    own, again = (asked(monkeypatch, turns=turns, history="own") for turns in ("stored", "anew"))
+    assert own.calls[0][1]["turns"] == "own" and [length for *_, length in own.caches] == [10 + 5 + 9 + 2 * 4 + 4]
+    first, second = (args[2][0].tolist() for args, _ in again.calls)
+    assert second == [*first, *again.tokenizer(" Who?", add_special_tokens=False)["input_ids"], 1, 2]  # its answer
     cut = asked(monkeypatch, turns="stored", shared="Read: " + "x" * 100).rows[0]
     assert cut["prompt_tokens"] == 60 - 4 - 19
 

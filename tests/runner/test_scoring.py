@@ -12,6 +12,7 @@ from kvbench.results.samples import MEASURED
 from kvbench.runner.remarks import shown_excerpts
 from kvbench.runner.scoring import finite, rescored, scored
 from kvbench.tasks.base import Sample
+from kvbench.tasks.long_answers import LongAnswers
 from kvbench.tasks.work import AskQuestions, Question
 
 
@@ -44,6 +45,28 @@ def test_one_question_is_scored_whole_and_several_by_line() -> None:
     assert scored(task, sample(), "a\nb") == {"scores": {"score": 1.0, "other": None}, "scorer_version": 3}
     scored(task, sample(work=AskQuestions(1, (Question("a?", "x"), Question("b?", "y")))), "a b\nc")
     assert asked == [("one", "a", "a\nb"), ("several", "a", ["a b", "c"])]
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "thinking", "score", "cut"),
+    [
+        (r"<think>\boxed{7}</think>\boxed{8}", "eos", False, 0.0, 0.0),
+        (r"<think>\boxed{7}", "length", False, 0.0, 1.0),
+        (r"<think>\boxed{7}", "stop", False, 0.0, 1.0),  # a stop string within the thinking
+        (r"so \boxed{7}", "eos", True, 0.0, 1.0),  # the template has begun the thinking
+        (r"so \boxed{8}</think>\boxed{7}", "eos", True, 1.0, 0.0),
+        (r"so \boxed{7}", "length", False, 1.0, 1.0),
+    ],
+)
+def test_an_answer_that_is_cut_in_its_thinking_is_wrong_and_counts_as_cut(
+    text: str, finish: str, thinking: bool, score: float, cut: float
+) -> None:
+    task = LongAnswers(path="x", template="{problem}")
+    row = {"finish": finish, **({"thinking": True} if thinking else {})}
+    wanted = {"score": score, "cut": cut, "looping": 0.0}
+    assert scored(task, sample(answers=("7",)), text, row)["scores"] == wanted
+    (fresh,) = rescored(task, [sample(answers=("7",))], {"a": {**row, "prediction": text, "scorer_version": 0}})
+    assert fresh["scores"] == wanted
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,20 @@ from kvbench.runner.questions import SharedTexts
 from kvbench.runner.rows import Machine
 from kvbench.runner.session import Session, strategies
 from kvbench.runner.span_likelihood import TextSpans
+from kvbench.runner.two_requests import TwoRequests
 from kvbench.tasks.base import Sample
-from kvbench.tasks.work import AskQuestions, CompareTokens, Generate, MeasurePoint, ScoreText, Work
+from kvbench.tasks.work import (
+    AskQuestions,
+    CompareTokens,
+    Generate,
+    MeasurePoint,
+    ReasonThenAnswer,
+    ScoreText,
+    Work,
+)
 from tests.run_support import ToyTask
+
+KINDS = (Generate, ReasonThenAnswer, AskQuestions, ScoreText, CompareTokens, MeasurePoint)
 
 
 class Method:
@@ -121,9 +132,11 @@ def test_each_kind_of_work_has_its_strategy(opened) -> None:
     made = strategies(config, "loaded", "machine")  # type: ignore[arg-type]
     by_kind: Any = {kind: make() for kind, make in made.items()}
     kinds: dict[Any, Any] = {Generate: Answers, AskQuestions: SharedTexts, ScoreText: TextSpans}
-    kinds |= {CompareTokens: Comparisons, MeasurePoint: Points}
+    kinds |= {CompareTokens: Comparisons, MeasurePoint: Points, ReasonThenAnswer: TwoRequests}
     assert {kind: type(strategy) for kind, strategy in by_kind.items()} == kinds
     assert all(make() is by_kind[kind] for kind, make in made.items())
+    twice = by_kind.pop(ReasonThenAnswer)
+    assert (twice.answers, twice.task) == (by_kind[Generate], "task")
     for strategy in by_kind.values():
         assert (strategy.loaded, strategy.task, strategy.machine) == ("loaded", "task", "machine")
         assert strategy.options == Options(kernels="reference", mlp_chunk=64)
@@ -178,7 +191,7 @@ def test_unknown_work_is_refused_and_the_known_kinds_are_named(opened) -> None:
         ConfigError, match="a: declares a kind of work that the runner does not support: Juggle"
     ) as error:
         session.rows([sample("a", Juggle())])
-    assert error.value.allowed == ["Generate", "AskQuestions", "ScoreText", "CompareTokens", "MeasurePoint"]
+    assert error.value.allowed == [kind.__name__ for kind in KINDS]
 
 
 def test_a_closed_session_gives_the_model_back_once(opened) -> None:

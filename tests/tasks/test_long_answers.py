@@ -6,24 +6,33 @@ import csv
 import hashlib
 import json
 import random
+import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tokenizers import Tokenizer
 
+from kvbench.cli import report
 from kvbench.errors import ConfigError, DataError
 from kvbench.models.load import byte_tokenizer
+from kvbench.results.aggregate import scores
+from kvbench.results.notes import notes
 from kvbench.results.samples import outputs, read_samples, sealed, unsealed
 from kvbench.runner.prompting import encode_prompt, wrapper
 from kvbench.runner.remarks import shown_excerpts
 from kvbench.runner.rows import head
 from kvbench.runner.run import answer_run
+from kvbench.runner.scoring import rescored
 from kvbench.runner.session import Session
+from kvbench.runner.two_requests import answer_request
 from kvbench.tasks import load
+from kvbench.tasks.base import Sample
 from kvbench.util.confdir import group_options
 from tests.endpoint.serving import of_endpoint, serving
 from tests.run_files import on_disk, store_of
@@ -60,6 +69,7 @@ RECORDS: dict[str, list[dict[str, Any]]] = {
     "math500": [{"problem": f"Halve {n}.", "solution": "", "answer": rf"\frac{{{n}}}{{2}}"} for n in range(3)],
     "gpqa_diamond": [expert(n) for n in range(6)],
     "longbench_v2": [question(n) for n in range(6)],
+    "longbench_v2_cot": [question(n) for n in range(6)],
     "livecodebench": [
         {"question_content": "Join.", "starter_code": "def f(a, b):", "function_name": "f", "test": CASE, "test_id": n}
         for n in range(3)
@@ -138,6 +148,83 @@ def test_longbench_v2_has_the_official_template_and_scores_by_kind(tmp_path: Pat
             list(task(tmp_path, "longbench_v2", [{**question(0), key: value}]).samples())
 
 
+def official(template: str) -> str:
+    for name, mark in {"context": "$DOC$", "question": "$Q$", "reasoning": "$COT$"}.items():
+        template = template.replace(f"{{{name}}}", mark)
+    for letter in "ABCD":
+        template = template.replace(f"{{choice_{letter}}}", f"$C_{letter}$")
+    return template
+
+
+def test_longbench_v2_with_reasoning_has_the_official_templates(tmp_path: Path) -> None:
+    preset = yaml.safe_load(group_options("dataset")["longbench_v2_cot"].read_text())
+    digests = {"template": "6cc33d92fd8f6116", "answer_template": "85ec59df4ac0e27a"}
+    for key, digest in digests.items():
+        assert hashlib.sha256(official(preset[key]).encode()).hexdigest()[:16] == digest
+    data_set = task(tmp_path, "longbench_v2_cot")
+    first = next(iter(data_set.samples()))
+    assert first.max_new_tokens == 1024 and first.prompt.endswith("Let’s think step by step:")
+    second = answer_request(first, {"prediction": " It is B.\n\n"})
+    assert second.prompt.startswith(
+        "Please read the following text and answer the questions below.\n\nThe text is too long and omitted here.\n\n"
+        "What is the correct answer to this question: Why 0?\nChoices:\n(A) a0\n"
+    )
+    assert "(D) d0\n\nLet’s think step by step: It is B.\n\nBased on the above, what is the single" in second.prompt
+    assert (second.max_new_tokens, second.truncation, second.context_span) == (128, "longbench", None)
+    assert "Once." in first.prompt and "Once." not in second.prompt
+    plain = task(tmp_path, "longbench_v2").identity()
+    assert "answer_template" not in plain and data_set.identity()["answer_tokens"] == 128
+    for wrong in ("{question}", "{reasoning} {reasoning}"):
+        with pytest.raises(ConfigError, match=r"must contain \{reasoning\} exactly once"):
+            task(tmp_path, "longbench_v2_cot", answer_template=wrong)
+
+
+def test_both_requests_of_a_question_are_one_row(tmp_path: Path) -> None:
+    made = run(tmp_path, "longbench_v2_cot", limit=3, answer_tokens=7, prompt_limit="fill")
+    made["runtime"]["batch_size"] = 2
+    metrics = answer_run(made)
+    rows = store_of(metrics).samples().rows
+    assert metrics["status"] == "ok" and list(rows) == [f"longbench_v2_cot/{n}" for n in range(3)]
+    first = next(iter(task(tmp_path, "longbench_v2_cot").samples()))
+    for name, row in rows.items():
+        assert len(row["tokens"]) == 12 and row["reasoning"]["tokens"] == 5, name
+        assert row["scores"]["cut"] == row["scores"]["reasoning_cut"] == float(row["finish"] == "length") == 1.0
+        assert byte_tokenizer().decode(row["tokens"][:5], skip_special_tokens=True) == row["reasoning"]["text"]
+        assert byte_tokenizer().decode(row["tokens"][5:], skip_special_tokens=True) == row["prediction"]
+    row = rows["longbench_v2_cot/0"]
+    assert row["prompt_tokens"] == len(encode_prompt(first, byte_tokenizer()).ids)
+    variants = metrics["scores"]["longbench_v2_cot"]["variants"]
+    assert {"cut", "reasoning_cut", "compensated", "easy", "short"} <= set(variants)
+    alone = run(tmp_path, "longbench_v2_cot", limit=3, answer_tokens=7, prompt_limit="fill")
+    alone["runtime"]["results_dir"] = str(tmp_path / "alone")
+    other = store_of(answer_run(alone)).samples().rows
+    assert {name: row["tokens"] for name, row in other.items()} == {name: row["tokens"] for name, row in rows.items()}
+    data_set = load(alone["dataset"])
+    stored = {name: {**row, "scorer_version": 0, "scores": {}} for name, row in rows.items()}
+    fresh = rescored(data_set, list(data_set.samples()), stored)
+    assert [one["scores"] for one in fresh] == [row["scores"] for row in rows.values()]
+
+
+def test_a_server_gets_both_requests_and_none_twice(tmp_path: Path) -> None:
+    made = of_endpoint(tmp_path / "runs", concurrency=2)
+    made["dataset"] = options(tmp_path, "longbench_v2_cot", limit=3, max_new_tokens=8, answer_tokens=9)
+    made["dataset"]["prompt_limit"] = "fill"
+    log = tmp_path / "requests"
+    with serving(log=str(log), tokens=6) as url:
+        made["model"]["urls"] = [url]
+        metrics = answer_run(made)
+    requests = [json.loads(line) for line in log.read_text().splitlines()]
+    rows = store_of(metrics).samples().rows
+    assert metrics["status"] == "ok" and len(rows) == 3 and len(requests) == 6
+    assert sorted(request.get("n_predict", request.get("max_tokens")) for request in requests) == [8] * 3 + [9] * 3
+    for row in rows.values():
+        assert len(row["tokens"]) == 12 and row["reasoning"]["tokens"] == 6 and row["scores"]["reasoning_cut"] == 0.0
+    with serving(log=str(log), tokens=6) as url:
+        made["model"]["urls"] = [url]
+        answer_run(made)
+    assert len(log.read_text().splitlines()) == 6
+
+
 def test_livecodebench_asks_for_an_assertion(tmp_path: Path) -> None:
     first = next(iter(task(tmp_path, "livecodebench").samples()))
     assert first.prompt == (
@@ -163,9 +250,106 @@ def test_mrcr_has_bins_and_turns(tmp_path: Path) -> None:
     assert task(tmp_path, "mrcr", other).identity() != task(tmp_path, "mrcr", [mrcr(30_000)]).identity()
     with pytest.raises(DataError, match="none of 1 records has 8 needles"):
         list(task(tmp_path, "mrcr", [mrcr(30_000)], needles=8).samples())
+    with pytest.raises(ConfigError, match=r"dataset\.truncation"):
+        task(tmp_path, "mrcr", truncation="middle")
+    assert data_set.notes()["lengths"] == "estimated, 4.9 characters a token"
     for key, value in {"needles": 3, "lengths": [9000]}.items():
         with pytest.raises(ConfigError, match=f"dataset.{key}"):
             task(tmp_path, "mrcr", **{key: value})
+
+
+def test_bins_of_mrcr_by_the_authors_tokens_are_those_of_messages_and_answer(tmp_path: Path) -> None:
+    file = Path(__file__).parents[2] / "kvbench/models/tiny/tokenizer.json"
+    count = Tokenizer.from_file(str(file)).encode
+    record = mrcr(1)
+    texts = [turn["content"] for turn in json.loads(record["prompt"])] + [record["answer"]]
+    unit = sum(len(count(text, add_special_tokens=False).ids) for text in texts)
+    filler = [{"role": "user", "content": " a" * (size - unit)} for size in (8192, 8193, 4095)]
+    for turn, size in zip(filler, (8192, 8193, 4095), strict=True):
+        assert len(count(turn["content"], add_special_tokens=False).ids) == size - unit
+    long = [{**record, "prompt": json.dumps([turn, *json.loads(record["prompt"])])} for turn in filler]
+    data_set = task(tmp_path, "mrcr", [*long, mrcr(30_000)], o200k=str(file))
+    assert [sample.length for sample in data_set.samples()] == [8192, 16384]  # the others are too short
+    assert data_set.notes()["lengths"] == "tokens of tokenizer.json"
+    assert data_set.identity()["o200k"] and "o200k" not in task(tmp_path, "mrcr", [mrcr(30_000)]).identity()
+    with pytest.raises(ConfigError, match=r"dataset\.o200k.*is not a tokenizer"):
+        list(task(tmp_path, "mrcr", [record], o200k=str(tmp_path)).samples())
+
+
+def conversation(folder: Path, tokens: int, number: int) -> dict[str, Any]:
+    """A conversation whose prompt has this many tokens of the byte tokenizer, in the first bin."""
+    turns = [{"role": "user", "content": ""}, *json.loads(mrcr(1)["prompt"])]
+    record = {**mrcr(30_000), "answer": f"x9{number:08}", "prompt": json.dumps(turns)}
+    (sample,) = task(folder, "mrcr", [record]).samples()
+    turns[0]["content"] = "y" * (tokens - len(encode_prompt(sample, byte_tokenizer()).ids))
+    return {**record, "prompt": json.dumps(turns)}
+
+
+def near_the_limit(tmp_path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A run of three conversations, whose answers have 100 tokens, just enough tokens and one too few; its records."""
+    room, answer = 8192, 11  # ten characters, and the token that ends it
+    lengths = (room - 100, room - answer, room + 1 - answer)
+    records = [conversation(tmp_path, tokens, number) for number, tokens in enumerate(lengths)]
+    made = run(tmp_path, "mrcr", lengths=[8192], records=records, repeats=2)
+    made["dataset"]["max_new_tokens"] = 20
+    made["model"]["max_length"] = made["model"]["architecture"]["max_position_embeddings"] = room
+    return made, records
+
+
+def test_conversations_that_do_not_fit_with_their_answers_are_left_out_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, records = near_the_limit(tmp_path)
+    room, answer = 8192, 11
+    metrics = answer_run(made)
+    said = "2 of 6 samples do not fit into the model with their answers (model.max_length=8192), and are left out"
+    assert f"{said}: mrcr/2~0, mrcr/2~1" in capsys.readouterr().err
+    rows = store_of(metrics).samples().rows
+    assert metrics["status"] == "ok" and metrics["samples"]["requested"] == 4
+    assert metrics["samples"]["too_long"] == {"mrcr_2needle@8192": ["mrcr/2~0", "mrcr/2~1"]}
+    assert {row["prompt_tokens"]: row["truncated"] for row in rows.values()} == {room - 100: 0, room - answer: 0}
+    limits = {row["prompt_tokens"]: len(row["tokens"]) for row in rows.values() if row["finish"] == "length"}
+    assert limits == {room - 100: 20, room - answer: answer}
+    again = answer_run(made)  # nothing is left to do, and the same are left out
+    assert again["samples"] == metrics["samples"] and store_of(again).samples().rows == rows
+    assert "2 samples that the model does not hold" in "\n".join(notes([on_disk(metrics)]))
+    capsys.readouterr()
+    assert report.main(["--results", str(tmp_path / "runs"), "--show", metrics["run_id"]]) == 0
+    shown = capsys.readouterr().out
+    assert "  left out    mrcr_2needle@8192: 2 do not fit with their answers: mrcr/2~0, mrcr/2~1\n" in shown
+    assert "  AUC         mrcr_2needle: needs the bins 8192 and 16384\n" in shown
+    entry = metrics["scores"]["mrcr_2needle@8192"]
+    assert (entry["n"], entry["answers"]) == (2, 4)
+    alone = run(tmp_path, "mrcr", lengths=[8192], records=[records[2]])
+    alone["model"] = made["model"]
+    with pytest.raises(DataError, match="none of 1 samples fits"):
+        answer_run(alone)
+
+
+@pytest.mark.slow  # two processes that import torch
+def test_workers_leave_out_the_same_conversations_and_cut_answers_at_the_same_token(tmp_path: Path) -> None:
+    made, _ = near_the_limit(tmp_path)
+    alone = answer_run(made)
+    made["runtime"] |= {"workers": 2, "results_dir": str(tmp_path / "workers")}
+    both = answer_run(made)
+    assert both["status"] == "ok" and both["samples"] == alone["samples"]
+    rows = [store_of(metrics).samples().rows for metrics in (alone, both)]
+    assert {name: row["tokens"] for name, row in rows[0].items()} == {
+        name: row["tokens"] for name, row in rows[1].items()
+    }
+
+
+def test_a_conversation_is_the_mean_of_its_repeats_and_errors_are_by_conversation(tmp_path: Path) -> None:
+    samples = list(task(tmp_path, "mrcr", [mrcr(30_000), mrcr(30_001)], repeats=3).samples())
+    values = {"mrcr/0": (1.0, 0.5, 0.0), "mrcr/1": (0.2, 0.2, 0.2)}
+    rows = []
+    for one in samples:
+        value = values[one.problem][int(one.id[-1])]
+        about = {"id": one.id, "problem": one.problem, "task": one.task, "length": one.length, "scorer_version": 1}
+        rows.append({**about, "scores": {"score": value}})
+    entry = scores(rows)["mrcr_2needle@8192"]
+    assert (entry["n"], entry["answers"], entry["score"]) == (2, 6, pytest.approx(0.35))
+    assert entry["stderr"] == pytest.approx(statistics.stdev([0.5, 0.2]) / 2**0.5)
 
 
 def test_turns_go_through_the_template_or_become_paragraphs() -> None:
@@ -209,6 +393,32 @@ def test_gpqa_has_the_orders_of_simple_evals_and_no_text_in_the_open(tmp_path: P
 def test_seals_are_undone(text: str) -> None:
     assert unsealed(sealed(text)) == text and (not text or text not in sealed(text).removeprefix("sealed:"))
     assert unsealed(text) == text
+
+
+@pytest.mark.parametrize(("name", "field"), [("livecodebench", "test"), ("mrcr", "prompt"), ("mrcr", "answer")])
+@pytest.mark.parametrize(
+    "value", ["[" * 5000, "{}", "null", "[1]", '[{"role": "user", "content": null}]', "", None, 5, []]
+)
+def test_odd_fields_are_named_with_their_record(tmp_path: Path, name: str, field: str, value: Any) -> None:
+    record = {**RECORDS[name][0], field: value}
+    if (field, bool(value) and isinstance(value, str)) == ("answer", True):
+        return  # any text is an answer
+    with pytest.raises(DataError, match=rf"{field}'"):
+        list(task(tmp_path, name, [record]).samples())
+
+
+def test_a_template_that_begins_the_thinking_is_noted_in_the_row() -> None:
+    sample = Sample(id="a", task="t", prompt="Why?", answers=("7",), max_new_tokens=4)
+    tokenizer = byte_tokenizer()
+    turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    for end, begun in (("<think>\n", True), ("", False), ("<think>\n\n</think>\n\n", False)):
+        tokenizer.chat_template = turns + end
+        for limit in (None, 40):  # also of a prompt that was cut
+            long = replace(sample, prompt="Why? " * 20) if limit else sample
+            prompt = encode_prompt(long, tokenizer, chat="template", limit=limit)
+            assert prompt.thinking is begun and bool(prompt.removed) is bool(limit)
+    row = head(sample, 3, "eos", thinking=True, prediction="x")
+    assert row["thinking"] is True and "thinking" not in head(sample, 3, "eos", prediction="x")
 
 
 SAMPLER = {"temperature": 1.0, "top_p": 0.95, "top_k": 20}
@@ -326,6 +536,7 @@ def test_what_a_model_cannot_take_is_refused(tmp_path: Path, name: str, more: di
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # 13 processes that import torch: minutes on a busy machine
 def test_ten_kills_in_the_middle_of_long_answers_change_nothing(tmp_path: Path) -> None:
     """The bundled model draws 12 answers of up to 300 tokens; each kill comes within the answer after the next one."""
     data = written(tmp_path, "aime2025", records=RECORDS["aime2025"][:2])

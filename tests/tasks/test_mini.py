@@ -16,7 +16,7 @@ from kvbench.errors import ConfigError
 from kvbench.tasks import load
 from kvbench.tasks.mini import Mini, reasoning
 from kvbench.tasks.mini.rng import Rng
-from kvbench.tasks.mini.task import HARD, TASKS
+from kvbench.tasks.mini.task import ASKING, HARD, TASKS
 from kvbench.tasks.mini.tokens import encoder
 from kvbench.tasks.mini.vocabulary import WORDS
 
@@ -245,11 +245,32 @@ def test_turns_are_scored_by_their_mean_and_ends_and_belong_to_the_identity():
     assert separate.prompt == stored.prompt and stored.work == replace(separate.work, turns="stored")
     right = [question.answer for question in stored.work.questions]
     assert made[0].score_questions(separate, [*right[:-1], "x"])["score"] == 0.0
-    scores = {"score": 1 - 1 / len(right), "all": 0, "first": 1, "last": 0}
-    assert made[1].score_questions(stored, [*right[:-1], "x"]) == pytest.approx(scores)
+    scores = {"score": 1 - 1 / len(right), "all": 0, **{f"turn{n:02}": 1.0 for n in range(1, 13)}}
+    assert made[1].score_questions(stored, [*right[:-1], "x"]) == pytest.approx({**scores, "turn12": 0.0})
     assert {**made[0].identity(), "turns": "stored"} == made[1].identity() != made[0].identity()
     with pytest.raises(ConfigError, match="has no effect on needle"):
         load({**CONFIG, "tasks": ["needle"], "turns": "anew"})
+    own = load({**CONFIG, "tasks": ["pairs"], "lengths": [512], "turns": "stored", "history": "own"})
+    assert next(iter(own.samples())).work == replace(stored.work, history="own")
+    assert own.identity() == {**made[1].identity(), "history": "own"}
+    with pytest.raises(ConfigError, match="has no effect on questions that see no other"):
+        load({**CONFIG, "tasks": ["pairs"], "history": "own"})
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_tasks_with_one_question_can_ask_more(name):
+    one, four = (load({**CONFIG, "tasks": [name], "lengths": [1024], "questions": count}) for count in (1, 4))
+    sample = next(iter(four.samples()))
+    asked = sample.work.questions
+    assert len(asked) == (3 if name == "multi_value" else 4)  # 12 records hold three lists
+    assert len({question.prompt for question in asked}) == len(asked)
+    assert {**one.identity(), "questions": 4} == four.identity()
+    right = [question.answer for question in asked]
+    assert four.score_questions(sample, right)["score"] == 1.0
+    for question in asked:
+        assert all(sample.prompt[start:end] in question.answer for start, end in question.meta["answer_spans"])
+    with pytest.raises(ConfigError, match=r"dataset\.questions.*has no effect on passkey"):
+        load({**CONFIG, "tasks": ["passkey"], "questions": 4})
 
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"

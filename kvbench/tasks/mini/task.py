@@ -19,7 +19,7 @@ from kvbench.tasks.mini.filler import CodeFiller, ProseFiller
 from kvbench.tasks.mini.prose import Prose
 from kvbench.tasks.mini.rng import Rng
 from kvbench.tasks.mini.tokens import encoder, tokenizer_fingerprint
-from kvbench.tasks.work import AskQuestions, Generate, Turns, Work
+from kvbench.tasks.work import AskQuestions, Generate, History, Turns, Work
 from kvbench.tasks.work import Question as Asked
 from kvbench.util.schema import MOST, bounded
 
@@ -118,6 +118,11 @@ TASKS: dict[str, MiniTask] = {
 
 #: groups of tasks by name: all but the hard ones, and these (:data:`kvbench.tasks.mini.task.HARD`)
 SEVERAL = ("several", *HARD)  # the tasks with several questions about one context
+#: tasks with one question that can ask more
+ASKING = (
+    *("needle", "needle_words", "key_value", "key_value_hex", "multi_value"),
+    *("variable_tracking", "two_hop", "facts", "few_shot", "passage"),
+)
 GROUPS = {"all": tuple(name for name in TASKS if name not in HARD), "hard": HARD}
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
@@ -136,9 +141,12 @@ class Mini(Task):
         lengths: nominal lengths in tokens, chosen from :data:`LENGTHS`.
         limit: number of samples for each task and length.
         seed: random seed of the samples.
+        questions: number of questions about one context, for the tasks in :data:`ASKING`; fewer where a context has
+            fewer records. Tasks that always ask several have their own number.
         turns: relation of several questions about one context: ``separate``, each on its own copy of the cache; or
             turns of a conversation, whose cache is kept (``stored``) or made ``anew`` for each turn
             (:class:`kvbench.tasks.work.AskQuestions`).
+        history: answers of the earlier turns of a conversation: ``reference`` or the model's ``own``.
     """
 
     version = 1
@@ -149,12 +157,15 @@ class Mini(Task):
     lengths: tuple[int, ...] = (1024, 2048, 4096)
     limit: int = bounded(100, minimum=1, maximum=10_000)
     seed: int = bounded(0, minimum=0, maximum=MOST)
+    questions: int = bounded(1, minimum=1, maximum=64)
     turns: Turns = "separate"
+    history: History = "reference"
 
     def check(self) -> None:
         """Raise ConfigError if the list of tasks or of lengths is empty, or has unknown or repeated entries.
 
-        `turns` other than ``separate`` is also refused for a task that has only one question.
+        `turns` and `history` are also refused for a task that has only one question, and `questions` for one that
+        cannot ask several.
         """
         check_list("dataset.tasks", self.names, TASKS)
         check_list("dataset.lengths", self.lengths, LENGTHS)
@@ -164,10 +175,19 @@ class Mini(Task):
         for length in self.lengths:
             if length not in LENGTHS:
                 raise ConfigError("dataset.lengths", length, "is not a length of dataset=mini", allowed=LENGTHS)
-        single = [task for task in self.names if task not in SEVERAL]
-        if self.turns != "separate" and single:
+        single = [task for task in self.names if task not in SEVERAL and (self.questions == 1 or task not in ASKING)]
+        for key, usual in (("questions", 1), ("turns", "separate")):
+            if (value := getattr(self, key)) != usual and single:
+                allowed = (*SEVERAL, *ASKING) if self.questions > 1 else SEVERAL
+                raise ConfigError(
+                    f"dataset.{key}", value, f"has no effect on {single[0]}, which asks one question", allowed=allowed
+                )
+        if self.history != "reference" and self.turns == "separate":
             raise ConfigError(
-                "dataset.turns", self.turns, f"has no effect on {single[0]}, which asks one question", allowed=SEVERAL
+                "dataset.history",
+                self.history,
+                "has no effect on questions that see no other",
+                hint="dataset.turns=stored",
             )
 
     def fits(self, config: Setup) -> None:
@@ -217,7 +237,7 @@ class Mini(Task):
         encode = encoder()
         rng = Rng("kvbench mini", self.version, task, length, self.seed, index)
         prose = Prose(rng)
-        draft = entry.make(Setting(rng, prose, length))
+        draft = entry.make(Setting(rng, prose, length, questions=self.questions))
         wrapper = WRAPPERS[draft.style]
         longest = max(len(ids) for ids in encode(tails(draft, wrapper)))
         room = length - 1 - entry.max_new_tokens - longest
@@ -236,7 +256,7 @@ class Mini(Task):
             stop=("\n",),
             truncation="refuse",
             target=question.continuation,
-            work=_work(draft, document, self.turns),
+            work=_work(draft, document, self.turns, self.history),
             meta={**_asked(question, document), **draft.meta},
         )
 
@@ -249,7 +269,9 @@ class Mini(Task):
             "lengths": list(self.lengths),
             "seed": self.seed,
             "tokenizer": tokenizer_fingerprint(),
+            **({} if self.questions == 1 else {"questions": self.questions}),
             **({} if self.turns == "separate" else {"turns": self.turns}),
+            **({} if self.history == "reference" else {"history": self.history}),
         }
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
@@ -260,17 +282,17 @@ class Mini(Task):
         """See :meth:`Task.score_questions`.
 
         For tasks with :attr:`kvbench.tasks.mini.task.MiniTask.all_right`, ``score`` is ``all``, and ``questions``
-        is the mean. In a conversation ``score`` is always the mean, and ``first`` and ``last`` are those of its first
-        and last turn.
+        is the mean. In a conversation ``score`` is always the mean, and ``turn01``, ``turn02``, ... are the scores of
+        its turns.
         """
         scores = super().score_questions(sample, predictions)
         if self.turns != "separate":
             assert isinstance(sample.work, AskQuestions)
-            ends = {}
-            for name, index in (("first", 0), ("last", -1)):
-                turn = sample.work.questions[index]
-                ends[name] = _score_entry(sample.task, predictions[index], turn.answer, turn.meta)["score"]
-            return {**scores, **ends}
+            turns = enumerate(zip(sample.work.questions, predictions, strict=True), 1)
+            return scores | {
+                f"turn{number:02}": _score_entry(sample.task, text, turn.answer, turn.meta)["score"]
+                for number, (turn, text) in turns
+            }
         if not TASKS[sample.task].all_right:
             return scores
         return {"score": scores["all"], "questions": scores["score"], "all": scores["all"]}
@@ -281,7 +303,7 @@ def _score_entry(task: str, prediction: str, answer: str, meta: Mapping[str, Any
     return SCORERS[TASKS[task].scorer](lines[0], answer, meta)
 
 
-def _work(draft: Draft, document: ComposedPrompts, turns: Turns) -> Work:
+def _work(draft: Draft, document: ComposedPrompts, turns: Turns, history: History) -> Work:
     """Return the kind of work: several questions on one cache if the sample has several, else plain generation."""
     if len(draft.questions) == 1:
         return Generate()
@@ -289,7 +311,7 @@ def _work(draft: Draft, document: ComposedPrompts, turns: Turns) -> Work:
         Asked(tail, question.answer.strip(), question.query, question.continuation, _asked(question, document))
         for question, tail in zip(draft.questions, document.tails, strict=True)
     )
-    return AskQuestions(len(document.text), tuple(questions), turns)
+    return AskQuestions(len(document.text), tuple(questions), turns, history)
 
 
 def _asked(question: DraftQuestion, document: ComposedPrompts) -> dict[str, Any]:
