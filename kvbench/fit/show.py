@@ -37,10 +37,13 @@ def answer_sentence(wish: Wish, rows: Sequence[FitRow], engine: str | None = Non
         most = f"the longest context is {far.longest_context:,} tokens, with {far.format}"
         if not far.longest_context:
             most = f"there is no room for a token of each of {wish.batch} sequences"
-        return (
-            f"Nothing fits {asked} of {wish.model.name} on {card}: {most}; use a shorter --context, a smaller --batch, "
-            f"--weights int4 or --gpus {2 * wish.gpus}."
-        )
+        ways = ["a shorter --context", "a smaller --batch"]
+        if wish.model.size is None and wish.model.precision.bits > 5:
+            ways.append("--weights int4")
+        forms = [FORMATS[row.format] for row in rows if (engine in row.flags if engine else row.flags)]
+        if count := wish.enough_gpus(forms):
+            ways.append(f"--gpus {count}")
+        return f"Nothing fits {asked} of {wish.model.name} on {card}: {most}; use {', '.join(ways[:-1])} or {ways[-1]}."
     served = engine or ", ".join(name for name in ENGINES if name in row.flags)
     what = f"Use {row.format} ({served}) for {asked} of {wish.model.name} on {card}"
     at = f"{1e3 * row.tpot_s:.3g} ms a token, {1 / row.tpot_s * wish.batch:.3g} tokens/s"
