@@ -49,10 +49,12 @@ def answer_sentence(wish: Wish, rows: Sequence[FitRow], engine: str | None = Non
     at = f"{1e3 * row.tpot_s:.3g} ms a token, {1 / row.tpot_s * wish.batch:.3g} tokens/s"
     if row.format == "fp16":
         reason = "what others lose was not measured" if row.kl is None else f"no close format is {WORTH:.0%} faster"
+        if len(rows) == 1:
+            reason = "no other format was compared"
         return f"{what}: it fits and is exact, and {reason} ({at})."
     if row.kl is None:
         return f"{what}: it has the most bits of what fits ({at}); its loss was not measured."
-    near = f"the closest to fp16 within {WORTH:.0%} of the fastest that is close"
+    near = f"of the formats close to fp16, the closest whose time is within {WORTH:.0%} of the fastest's"
     why = near if row.kl <= CLOSE else "the closest to fp16 that fits"
     return f"{what}: {why} ({at}; KL {row.kl:.2g} nats on {measured()['fidelity']['model']})."
 

@@ -139,6 +139,12 @@ def test_a_hint_names_the_fewest_gpus_that_can_share_the_model_and_suffice(
         assert main([*words, "--gpus", str(count)]) == 0
 
 
+def test_the_sentence_compares_fp16_with_what_was_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    for formats, reason in (("fp16", "no other format was compared"), ("fp16 q8_0", "no close format is 5% faster")):
+        assert main(f"llama2-7b --gpu h100 --formats {formats}".split()) == 0
+        assert f"it fits and is exact, and {reason} (" in capsys.readouterr().out
+
+
 def test_what_times_rest_on() -> None:
     plain = Wish(read_model("llama3.1-8b"), gpu_named("h200"), 32768)
     basis = {
