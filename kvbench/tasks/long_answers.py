@@ -181,7 +181,7 @@ class LongBenchV2(LongAnswers):
                 "dataset.answer_template",
                 self.answer_template,
                 "must contain {reasoning} exactly once",
-                allowed=[f"{{{name}}}" for name in second.fields],
+                hint="write {reasoning} where the model's reasoning is to stand",
             )
 
     @cached_property
@@ -261,6 +261,8 @@ class LiveCodeBench(LongAnswers):
         try:
             case = json.loads(record["test"])[0]
             given, expected = case["input"], case["output"]
+            if not (is_text(given) and is_text(expected)):
+                raise ValueError("no text that UTF-8 can hold")
             json.loads(expected)
             call = f"assert {record['function_name']}({', '.join(given.split(chr(10)))}) == # TODO"
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
