@@ -540,6 +540,7 @@ def test_mrcr_runs_with_its_turns_as_the_prompt(tmp_path: Path) -> None:
         ("aime2025", {"max_new_tokens": 4096}, "dataset.max_new_tokens"),
         ("aime2025", {"shots": 1}, "dataset.shots"),
         ("longbench_v2", {}, "dataset.prompt_limit"),
+        ("longbench_v2_cot", {"prompt_limit": "fill", "answer_tokens": 2048}, "dataset.answer_tokens"),
         ("mrcr", {"max_new_tokens": 5}, "dataset.lengths"),
     ],
 )
