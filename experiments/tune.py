@@ -1,8 +1,10 @@
 """Gates of ``kvbench.tune``: searches compared on held-out texts at equal evaluations, and replayed on a grid.
 
-``python -m experiments.tune run`` starts a process per model and budget, each of which runs all searches; processes of
-a model share its evaluations, and the command goes on where it stopped. ``--write`` folds what is there. ``grid``
-evaluates every recipe of a small space once, and ``replay`` runs searches on it with many seeds.
+``python -m experiments.tune run`` starts a process per model and budget, each of which runs all searches; processes
+of a model share its evaluations, and the command goes on where it stopped. ``--write`` folds what is there. ``grid``
+evaluates the recipes of a space of the bundled model once, and ``replay`` runs searches on them with many seeds
+(:mod:`experiments.tune_grid`); ``time`` and ``stops`` measure what a search costs (:mod:`experiments.tune_cost`).
+``page`` writes README.md from the files that are there.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from experiments.tune_cost import cost_lines, measure_stops, measure_time
+from experiments.tune_grid import GRIDS, evaluate_grid, replay, replay_lines
 from kvbench.methods.layer_map import forms, parse_layer_map
-from kvbench.tune.aim import Aim, Scored, standard_error
+from kvbench.tune.aim import Aim, standard_error
 from kvbench.tune.command import composed_config
 from kvbench.tune.search import SEARCHES, run_search
-from kvbench.tune.space import DEFAULT, Recipe, Space, layer_map, sides_of
+from kvbench.tune.space import DEFAULT, layer_map, sides_of
 from kvbench.util import atomic
 
 FOLDER = Path("results/tune")
@@ -39,16 +42,13 @@ MODELS = {
 #: bits an element
 BUDGETS = (4.5, 5.4, 6.5)
 OURS = "adaptive"
-#: of the grid: formats, positions, windows, and of its replay: budget, evaluations and seeds
-GRID_FORMATS, GRID_TIE, GRID_WINDOWS = ("fp16", "q8_0", "q5_0", "iq4_nl"), 3, 4
-GRID_BITS, GRID_EVALUATIONS, SEEDS = 6.5, 30, 20
 
 
 def tune_gates_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m experiments.tune", description=__doc__)
     add = parser.add_argument
-    add("what", choices=("run", "one", "grid", "replay"), help="one: a single process of run")
+    add("what", choices=("run", "one", "grid", "replay", "time", "stops", "page"), help="one: a process of run")
     add("words", nargs="*", metavar="KEY=VALUE", help="overrides for every process, such as runtime.device=cuda")
     add("--models", nargs="+", default=list(MODELS), metavar="NAME", help=f"of: {'; '.join(MODELS)}; or a preset")
     add("--bits", nargs="+", type=float, default=list(BUDGETS), metavar="X", help="budgets (default: %(default)s)")
@@ -56,8 +56,10 @@ def tune_gates_parser() -> argparse.ArgumentParser:
     add("--budget", type=int, default=120, metavar="N", help="evaluations of each search (default: %(default)s)")
     add("--windows", type=int, default=24, metavar="N", help="windows to search on (default: %(default)s)")
     add("--held-out", type=int, default=32, metavar="N", help="windows to compare on (default: %(default)s)")
-    add("--together", type=int, default=12, metavar="N", help="windows that are scored at once (default: %(default)s)")
+    add("--together", type=int, default=8, metavar="N", help="windows that are scored at once (default: %(default)s)")
     add("--jobs", type=int, default=9, metavar="N", help="processes at a time (default: %(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="of stops (default: %(default)s)")
+    add("--grid", choices=tuple(GRIDS), default="large", metavar="NAME", help=f"of: {', '.join(GRIDS)} (%(default)s)")
     add("--store", type=Path, default=FOLDER / "store", metavar="DIR", help="evaluations and outcomes (%(default)s)")
     add("--out", type=Path, default=FOLDER, metavar="DIR", help="folder of the tables (default: %(default)s)")
     add("--write", action="store_true", help="fold what is there, and run nothing")
@@ -72,25 +74,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         _one(arguments)
         return 0
     if arguments.what == "grid":
-        _grid(arguments)
+        evaluate_grid(GRIDS[arguments.grid], [*EXACT_WORDS, *arguments.words], arguments.store, arguments.out)
         return 0
     if arguments.what == "replay":
-        print(replay_table(json.loads((arguments.out / "grid.json").read_text(encoding="utf-8"))))
+        replay(arguments.out)
         return 0
-    failed = 0 if arguments.write else _run(arguments)
-    text = gates_page(_outcomes(arguments.store))
+    if arguments.what in ("time", "stops"):
+        for model, bits in product(arguments.models, arguments.bits):
+            if arguments.what == "time":
+                measure_time(model, bits, arguments.words, arguments.store, arguments.out)
+            else:
+                measure_stops(model, bits, arguments.words, arguments.seed, arguments.store, arguments.out)
+        return 0
+    if arguments.what == "page":
+        outcomes = json.loads((arguments.out / "gates.json").read_text(encoding="utf-8"))
+        atomic.replace_file(arguments.out / "README.md", results_page(outcomes, arguments.out).encode())
+        return 0
+    failed, outcomes = 0 if arguments.write else _run(arguments), _outcomes(arguments.store)
+    text = results_page(outcomes, arguments.out)
     print(text)
     if arguments.write:
-        outcomes = _outcomes(arguments.store)
         atomic.replace_file(arguments.out / "gates.json", (json.dumps(outcomes) + "\n").encode())
         atomic.replace_file(arguments.out / "README.md", text.encode())
-        for one in outcomes:
-            if one["search"] == OURS and "kl" in one:
-                name = f"{one['model'].replace(', ', '-').replace(' ', '-')}-{one['budget']:g}"
-                path = arguments.out / "recipes" / name / "recipe.json"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                atomic.replace_file(path, (json.dumps(recipe_of(one), indent=1) + "\n").encode())
+        write_recipes(outcomes, arguments.out)
     return 1 if failed else 0
+
+
+def write_recipes(outcomes: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """Write the recipes of the adaptive search."""
+    for one in outcomes:
+        if one["search"] == OURS and "kl" in one:
+            name = f"{one['model'].replace(', ', '-').replace(' ', '-')}-{one['budget']:g}"
+            path = out / "recipes" / name / "recipe.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic.replace_file(path, (json.dumps(recipe_of(one), indent=1) + "\n").encode())
 
 
 def _place(store: Path, model: str) -> Path:
@@ -144,6 +161,7 @@ def _one(arguments: argparse.Namespace) -> None:
         )
         outcome: dict[str, Any] = {"model": model, "budget": bits, "search": search, "evaluations": len(scores),
                                    "stopped": sum(scored.stopped for scored in scores),
+                                   "windows": arguments.windows, "together": arguments.together,
                                    "machine": tuning.store.header["machine"][0]}  # fmt: skip
         if best is not None:
             layers = aim.space.expand(best.recipe)
@@ -173,11 +191,30 @@ def recipe_of(outcome: Mapping[str, Any]) -> dict[str, Any]:
         "model": outcome["model"],
         "budget_bits": outcome["budget"],
         "bits": outcome["bits"],
-        "kl": {"mean": float(kl.mean()), "se": standard_error(kl), "p99": outcome["p99"]},
+        "kl": {
+            "mean": float(kl.mean()),
+            "se": standard_error(kl),
+            "p99": outcome["p99"],
+            "windows": len(kl),
+            "held_out": True,
+        },
+        "search_kl": {"mean": outcome["search_kl"]},
         "evaluations": outcome["evaluations"],
         "search": outcome["search"],
         "layers": [{"keys": keys, "values": values} for keys, values in layers],
     }
+
+
+def _about_stops(outcomes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return why no recipe was stopped, if none was."""
+    if any(one["stopped"] for one in outcomes):
+        return []
+    lines = ["", "No recipe was stopped early, as that can only happen between two batches of windows: these searches",
+             "scored all windows in one."]  # fmt: skip
+    if any("together" not in one for one in outcomes):
+        lines[-1] += " Their settings were not kept; since then an outcome has them (`windows`, `together`)."
+        lines.append("Stopping is measured below.")
+    return lines
 
 
 def verdicts(outcomes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -202,6 +239,11 @@ def verdicts(outcomes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def results_page(outcomes: Sequence[Mapping[str, Any]], out: Path) -> str:
+    """Return the page of all files of a folder as Markdown."""
+    return "\n".join([gates_page(outcomes), *replay_lines(out), "", *cost_lines(out), ""])
+
+
 def gates_page(outcomes: Sequence[Mapping[str, Any]]) -> str:
     """Return the page with all outcomes and the verdicts as Markdown."""
     lines = [
@@ -210,6 +252,7 @@ def gates_page(outcomes: Sequence[Mapping[str, Any]]) -> str:
         "Made by `python -m experiments.tune run`, folded with `--write`. KL divergence in nats; errors are standard",
         "errors over windows. Bits are those of 16-bit storage. The layers of each recipe and the KL divergence of",
         "each window are in gates.json.",
+        *_about_stops(outcomes),
         "",
         "| model | budget, bits | search | evaluations | stopped early | bits | KL, search | KL, held out | 99 % |",
         "|:--|--:|:--|--:|--:|--:|--:|--:|--:|",
@@ -242,65 +285,6 @@ def gates_page(outcomes: Sequence[Mapping[str, Any]]) -> str:
                      f"| {row['error']:.2g} | {verdict} |")  # fmt: skip
     machines = sorted({one["machine"] for one in outcomes})
     return "\n".join([*lines, "", f"Measured on {', '.join(machines)}.", ""])
-
-
-# -- the grid -------------------------------------------------------------------------------------------------------
-
-
-def _grid(arguments: argparse.Namespace) -> None:
-    """Evaluate every recipe of a small space of the bundled model, and write them to ``grid.json``."""
-    from kvbench.tune.session import Tuning
-
-    config = composed_config(["model=tiny", *EXACT_WORDS, *arguments.words], GRID_WINDOWS)
-    tuning = Tuning(config, GRID_WINDOWS, 0, GRID_WINDOWS, arguments.store / "grid" / "evaluations.jsonl")
-    space = tuning.space(GRID_FORMATS, GRID_TIE)
-    aim, scores = Aim(space), {}
-    for recipe in product(space.forms, repeat=space.positions):
-        scored = tuning.evaluate(aim, recipe, None)
-        scores[" ".join(recipe)] = [*(float(f"{x:.4g}") for x in scored.kl), float(f"{scored.p99:.4g}")]
-    record = {"heads": space.heads, "channels": space.channels, "rope": space.rope, "formats": space.formats,
-              "tied": space.tied, "machine": tuning.store.header["machine"][0], "scores": scores}  # fmt: skip
-    atomic.replace_file(arguments.out / "grid.json", (json.dumps(record, separators=(",", ":")) + "\n").encode())
-
-
-def hypervolume(points: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
-    """Return the area that points ``[n, 2]``, to be minimised both, dominate below a reference point."""
-    area, height = 0.0, float(reference[1])
-    for x, y in sorted(map(tuple, points)):
-        if x < reference[0] and y < height:
-            area += (float(reference[0]) - x) * (height - y)
-            height = y
-    return area
-
-
-def replayed(grid: Mapping[str, Any], search: str, seed: int, evaluations: int = GRID_EVALUATIONS) -> float:
-    """Return the hypervolume that a search reaches on a grid: mean and 99 % of the recipes under its budget.
-
-    The reference point, which is also the start of every search, is the uniform recipe with the fewest bits.
-    """
-    space = Space(*(tuple(grid[key]) if isinstance(grid[key], list) else grid[key]
-                    for key in ("heads", "channels", "rope", "formats", "tied")))  # fmt: skip
-    aim = Aim(space, GRID_BITS)
-
-    def evaluate(recipe: Recipe, best: Scored | None) -> Scored:
-        *kl, p99 = grid["scores"][" ".join(recipe)]
-        return Scored(recipe, np.array(kl), p99)
-
-    scores = [
-        evaluate(space.uniform(space.forms[0]), None),
-        *run_search(aim, search, evaluations - 1, seed, evaluate)[1],
-    ]
-    points = np.array([(one.mean, one.p99) for one in scores if aim.admits(one.recipe)])
-    return hypervolume(points, points[0])
-
-
-def replay_table(grid: Mapping[str, Any]) -> str:
-    """Return how often the adaptive search reaches more hypervolume than random recipes, or as much, as lines."""
-    pairs = [(replayed(grid, OURS, seed), replayed(grid, "random", seed)) for seed in range(SEEDS)]
-    won = sum(ours > other for ours, other in pairs)
-    lines = [f"seed {seed}: {ours:.6g} adaptive, {other:.6g} random" for seed, (ours, other) in enumerate(pairs)]
-    equal = sum(ours == other for ours, other in pairs)
-    return "\n".join([*lines, f"more hypervolume in {won} of {SEEDS}, as much in {equal}"])
 
 
 if __name__ == "__main__":

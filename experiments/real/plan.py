@@ -237,12 +237,12 @@ RULES = """
   windows, floors with at most 20 rows a set, attention with 50 prompts, retrieval, and acceptance with 4 prompts.
   Processes with prompts of 8k tokens filled the GPUs' memory, so that eight of fifteen settings at 8k tokens are open,
   as are parts 8, 10 and 11, LogQuant's Figure 4, and 64 windows in place of 32.
-- A third run, two H100s for a quarter of an hour: GSM8K and KL over its answers with 50 prompts, acceptance anew with
-  10, QMSum with 24 of its 150 rows, Cocktail's other sets with at most 12 rows and LogQuant's with at most 10, Figure 4
-  with 40 prompts. Its first 14 minutes, with 24 processes on two H200s, made all of Cocktail's items but KVQuant's rows,
-  LogQuant's Table 1 and Figure 4, QuantSpec's acceptance at 8k, and half of LogQuant's Figure 6. Eight more minutes beside
-  other training on the same machine made one run. Open: LogQuant's tables of LongBench, the rest of Figure 6, acceptance
-  at 1k to 4k with 10 prompts, KVQuant in Cocktail's Table II.
+- A third run, two H100s for a quarter of an hour: GSM8K and KL over its answers with 50 prompts, acceptance anew
+  with 10, QMSum with 24 of its 150 rows, Cocktail's other sets with at most 12 rows and LogQuant's with at most 10,
+  Figure 4 with 40 prompts. Its first 14 minutes, with 24 processes on two H200s, made all of Cocktail's items but
+  KVQuant's rows, LogQuant's Table 1 and Figure 4, QuantSpec's acceptance at 8k, and half of LogQuant's Figure 6.
+  Eight more minutes beside other training on the same machine made one run. Open: LogQuant's tables of LongBench,
+  the rest of Figure 6, acceptance at 1k to 4k with 10 prompts, KVQuant in Cocktail's Table II.
 """
 
 

@@ -8,8 +8,9 @@ runtime itself takes, and the cache. Times are a line fitted to kvbench's captur
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,8 @@ SAMPLER = 14
 CLOSE, WORTH = 0.01, 0.05
 #: longest context and largest batch that are looked for
 MOST_CONTEXT, MOST_BATCH = 1 << 24, 1 << 14
+#: most GPUs that a hint names
+MOST_GPUS = 64
 Basis = Literal["measured on this card", "measured on an H200, scaled", "roofline only"]
 
 
@@ -67,8 +70,9 @@ class Wish:
     """The question: a model, a card, and the sequences that it is to serve.
 
     Args:
-        gpus: how many GPUs share each layer.
+        gpus: how many GPUs share each layer, or the layers.
         utilization: share of the card's memory that may be used.
+        whole_layers: each GPU has whole layers, as llama.cpp places them, and they work one after the other.
     """
 
     model: FitModel
@@ -77,11 +81,27 @@ class Wish:
     batch: int = 1
     gpus: int = 1
     utilization: float = 0.92
+    whole_layers: bool = False
+
+    @property
+    def part(self) -> float:
+        """Share of the weights on each GPU; of whole layers, on the one with the most."""
+        return -(-self.model.layers // self.gpus) / self.model.layers if self.whole_layers else 1 / self.gpus
+
+    def placed(self, form: CacheFormat) -> Wish:
+        """Return the question for a format: one that llama.cpp alone has is placed as it does."""
+        return replace(self, whole_layers=True) if form.flags.keys() == {"llama.cpp"} else self
 
     @property
     def weights(self) -> float:
         """Bytes of weights on each GPU."""
-        return self.model.weight_bytes / self.gpus
+        return self.model.weight_bytes * self.part
+
+    def cached(self, form: CacheFormat, context: int, batch: int) -> int:
+        """Return the bytes that the caches of `batch` sequences of `context` tokens take on each GPU."""
+        if self.whole_layers:
+            return math.ceil(batch * self.model.cache_bytes(form.method, context) * self.part)
+        return batch * self.model.cache_bytes(form.method, context, self.gpus)
 
     @property
     def budget(self) -> float:
@@ -108,7 +128,7 @@ class Wish:
 
     def fits(self, form: CacheFormat, context: int, batch: int) -> bool:
         """Return True if `batch` sequences of `context` tokens fit."""
-        return batch * self.model.cache_bytes(form.method, context, self.gpus) <= self.room(context, batch)
+        return self.cached(form, context, batch) <= self.room(context, batch)
 
 
 @dataclass(frozen=True)
@@ -159,8 +179,8 @@ def greatest(fits: Callable[[int], bool], most: int) -> int:
 def step_time(wish: Wish, form: CacheFormat) -> tuple[float, float, float | None, Basis]:
     """Return the seconds of a step, their interval, and what they rest on."""
     model, known = wish.model, measured()["tpot"]
-    weights = model.read_bytes(wish.batch) / wish.gpus
-    cached = wish.batch * model.cache_bytes(form.method, wish.context, wish.gpus)
+    shared = replace(wish, gpus=1) if wish.whole_layers else wish  # one GPU reads at a time
+    weights, cached = model.read_bytes(wish.batch) * shared.part, shared.cached(form, wish.context, wish.batch)
     line = StepTimes(known["cache"], known["layer_us"], known["batch_us"])
     expected = line.seconds(wish.gpu, model.layers, weights, cached, not form.exact, wish.batch)
     floor = (weights + cached) / (wish.gpu.measured_read or wish.gpu.bandwidth)
@@ -186,7 +206,7 @@ def fit_row(wish: Wish, form: CacheFormat, commands: Mapping[str, str | None]) -
         fits=wish.fits(form, wish.context, wish.batch),
         longest_context=greatest(lambda tokens: wish.fits(form, tokens, wish.batch), limit),
         largest_batch=greatest(lambda batch: wish.fits(form, wish.context, batch), MOST_BATCH),
-        cache_bytes=wish.batch * wish.model.cache_bytes(form.method, wish.context, wish.gpus),
+        cache_bytes=wish.cached(form, wish.context, wish.batch),
         tpot_s=expected,
         tpot_low_s=low,
         tpot_high_s=high,
@@ -223,8 +243,12 @@ def check_room(wish: Wish) -> None:
         return
     need, have = (wish.budget - wish.room(1, 1)) / 2**30, wish.budget / 2**30
     fewer = "" if wish.model.size is not None or wish.model.precision.bits < 5 else "--weights int4, "
+    count = wish.gpus
+    while count <= MOST_GPUS and replace(wish, gpus=count).room(1, 1) <= 0:
+        count *= 2
+    more = f"more GPUs (--gpus {count}) or " if count <= MOST_GPUS else ""
     raise KvbenchError(
         f"{wish.model.name} on {wish.gpu.name}: weights ({wish.weights / 2**30:.1f} GiB in "
         f"{wish.model.precision.name}) and what a step needs take {need:.1f} GiB of {have:.1f} usable.\n"
-        f"  hint: use {fewer}more GPUs (--gpus {2 * wish.gpus}) or a card with more memory"
+        f"  hint: use {fewer}{more}a card with more memory"
     )

@@ -40,7 +40,13 @@ def fit_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("model", metavar="MODEL", help="OWNER/NAME of the hub, a folder, a preset of conf/model, or a GGUF file")
     add("--gpu", required=True, help=f"cpu (this machine, measured) or one of: {', '.join(GPUS)}")
-    add("--gpus", type=positive_number, default=1, metavar="N", help="GPUs that share each layer (tensor parallel)")
+    add(
+        "--gpus",
+        type=positive_number,
+        default=1,
+        metavar="N",
+        help="GPUs that share each layer (llama.cpp: the layers)",
+    )
     add("--context", type=tokens, metavar="N", help="tokens per sequence, such as 32k (default: 8k, or the model's)")
     add("--batch", type=positive_number, default=1, metavar="B", help="sequences at a time (default: 1)")
     add("--weights", choices=tuple(PRECISIONS), help="precision of the weights (default: the checkpoint's)")
@@ -70,14 +76,15 @@ def card_of(arguments: argparse.Namespace) -> Gpu:
     Raises:
         ConfigError: it is not known, or its memory or bandwidth is missing.
     """
-    if arguments.gpu != "own" and arguments.bandwidth_TBs is not None:
+    if arguments.gpu.lower() != "own" and arguments.bandwidth_TBs is not None:
         hint = "--gpu own --memory-gb 24, or leave it out"
         raise ConfigError("--bandwidth-TBs", arguments.bandwidth_TBs, "is for a card that is not listed", hint=hint)
-    if arguments.gpu == "cpu":
+    kind = arguments.gpu.lower()
+    if kind == "cpu":
         from kvbench.fit.stream import this_processor
 
         card = this_processor()
-    elif arguments.gpu == "own":
+    elif kind == "own":
         missing = [option for option in ("memory_gb", "bandwidth_TBs") if getattr(arguments, option) is None]
         if missing:
             option = f"--{missing[0].replace('_', '-')}"
@@ -140,9 +147,15 @@ def _answer(arguments: argparse.Namespace) -> int:
     if model.longest is not None and context > model.longest:
         problem = f"is longer than the {model.longest} tokens that {model.name} was made for"
         raise ConfigError("--context", context, problem, hint=f"--context {model.longest}")
-    if engine != "llama.cpp":  # which gives each GPU whole layers
+    whole = engine == "llama.cpp"  # which gives each GPU whole layers
+    if not whole:
         model.check_gpus(arguments.gpus)
-    wish = Wish(model, card, context, arguments.batch, arguments.gpus, arguments.utilization)
+    elif arguments.gpus > model.layers:
+        problem = (
+            f"is more than the {model.layers} layers of {model.name}, of which llama.cpp gives each GPU whole ones"
+        )
+        raise ConfigError("--gpus", arguments.gpus, problem, hint=f"--gpus {model.layers}")
+    wish = Wish(model, card, context, arguments.batch, arguments.gpus, arguments.utilization, whole)
     check_room(wish)
     rows, left_out = fit_rows(wish, arguments.formats, arguments.weights == "fp8")
     sentence, notes = answer_sentence(wish, rows, engine), fit_notes(wish, rows, left_out)
@@ -174,10 +187,11 @@ def fit_rows(
     forms, left_out = suited(wish.model, names)
     rows = []
     for form in forms:
-        cached = wish.batch * wish.model.cache_bytes(form.method, wish.context, wish.gpus)
+        placed = wish.placed(form)
+        cached = placed.cached(form, wish.context, wish.batch)
         static = min(0.95, 0.005 + (wish.weights + cached) / wish.gpu.usable)
         at = Serving(wish.model.served, wish.context, wish.batch, wish.utilization, static, wish.gpus)
-        rows.append(fit_row(wish, form, {engine: command_of(engine, form, at, runtime_fp8) for engine in ENGINES}))
+        rows.append(fit_row(placed, form, {engine: command_of(engine, form, at, runtime_fp8) for engine in ENGINES}))
     return rows, left_out
 
 

@@ -88,6 +88,11 @@ def fit_notes(wish: Wish, rows: Sequence[FitRow], left_out: Mapping[str, str]) -
         f"memory: {used * wish.gpu.usable:.4g} GiB x {wish.utilization:g}, of which weights ({model.precision.name}) "
         f"{used * wish.weights:.3g}, activations {used * activations:.2g}, left for the cache "
         f"{used * wish.room(wish.context, wish.batch):.3g}" + (f"; on each of {wish.gpus} GPUs" * (wish.gpus > 1)),
+        *[
+            f"{wish.gpus} GPUs: llama.cpp gives each whole layers, which work one after the other; the rows of formats "
+            "that it alone has, and with --engine llama.cpp all, count so"
+        ]
+        * (wish.gpus > 1),
         "contexts are those of the whole batch at a time"
         + (f", up to the model's own {model.longest:,} tokens" if model.longest else ""),
     ]
@@ -141,7 +146,8 @@ def draw_fit(wish: Wish, rows: Sequence[FitRow], path: Path) -> None:
             length *= 2 ** (1 / _PER_OCTAVE)
         if row.longest_context:
             lengths.append(row.longest_context)
-            times = [1e3 * step_time(replace(wish, context=at), FORMATS[row.format])[0] for at in lengths]
+            placed = wish.placed(FORMATS[row.format])
+            times = [1e3 * step_time(replace(placed, context=at), FORMATS[row.format])[0] for at in lengths]
             style = _STYLES[index % len(_STYLES)]
             axes.plot(lengths, times, style, color=colours(index), marker="o", markevery=[-1], label=row.format)
     axes.axvline(wish.context, color="grey", linewidth=0.8)

@@ -184,6 +184,10 @@ def check_sizes(numbers: Mapping[str, Any]) -> None:
             raise ConfigError(f"model.{key}", value, "must be a whole number", hint=hint)
         if value is not None and value > MOST_SIZE:
             raise ConfigError(f"model.{key}", value, f"is larger than {MOST_SIZE}", hint=hint)
+    heads, groups = numbers.get("num_attention_heads"), numbers.get("num_key_value_heads")
+    if heads and groups and heads % groups:
+        problem = f"does not divide num_attention_heads={heads}"
+        raise ConfigError("model.num_key_value_heads", groups, problem, hint=hint)
     if numbers.get("kv_lora_rank"):
         _whole(numbers, "qk_rope_head_dim")
     if length is not None and length < 1:

@@ -26,6 +26,8 @@ MOST_BYTES, MOST_DEPTH, MOST_SAMPLES, LONGEST = 1 << 20, 12, 10_000, 4000
 LONGEST_NAME, LONGEST_LINK = 80, 200
 #: largest number
 MOST = 1e15
+#: beginnings of a path, and a way out of a folder
+_PATH = re.compile(r"[/~\\]|[A-Za-z]:[/\\]|(.*/)?\.\.(/|$)")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _LINK = re.compile(r"https://[A-Za-z0-9.-]+(/[\w./~%#?=&+:@-]*)?", re.ASCII)
 _KEY = re.compile(r"[\w.:+-]+(@[0-9][0-9k+-]*)?")
@@ -89,7 +91,7 @@ def parse_row(content: Any) -> BoardRow:
     """Check the content of a row's file, and return it as a row.
 
     Raises:
-        RowError: a part is too large or unprintable, or contradicts another.
+        RowError: a part is too large, unprintable or a path, or contradicts another.
         ShapeError: a key is missing or unknown, or its value has the wrong type.
     """
     for key, value, depth in leaves(content):
@@ -97,6 +99,8 @@ def parse_row(content: Any) -> BoardRow:
             raise RowError(f"{key[:LONGEST_NAME]}: nested more than {MOST_DEPTH} levels")
         if isinstance(value, str) and (len(value) > LONGEST or printable(value) != value):
             raise RowError(f"{key}: a text must be printable, of at most {LONGEST} characters")
+        if isinstance(value, str) and key not in ("who", "link") and is_path(value):
+            raise RowError(f"{key}={value[:LONGEST_NAME]}: a row must not tell a path")
         if isinstance(value, (int, float)) and not abs(value) <= MOST:
             raise RowError(f"{key}: a number is larger than {MOST:g}")
     row = typed.read_typed(BoardRow, content, strict=True)
@@ -108,6 +112,11 @@ def parse_row(content: Any) -> BoardRow:
     for problem in _problems(row):
         raise RowError(problem)
     return row
+
+
+def is_path(text: str) -> bool:
+    """Return True if a text names a file or folder of a machine."""
+    return _PATH.match(text) is not None
 
 
 def leaves(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any, int]]:

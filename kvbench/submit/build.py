@@ -19,7 +19,7 @@ from kvbench.errors import KvbenchError
 from kvbench.methods.layer_map import written
 from kvbench.results.aggregate import kv_bytes, nll_per_token, score_key
 from kvbench.results.board import KIND, VERSION, BoardCache, BoardRow, Measure, board_figures
-from kvbench.results.board_file import LONGEST_NAME, leaves, parse_row, row_text
+from kvbench.results.board_file import LONGEST_NAME, is_path, leaves, parse_row, row_text
 from kvbench.results.code import Code
 from kvbench.results.identity import full_digest, run_id
 from kvbench.results.labels import run_label
@@ -170,7 +170,7 @@ def _check_private(content: Mapping[str, Any]) -> None:
     chosen, data = {*_texts([setting, content.get("device")])}, setting.get("data", {}).get("identity", {})
     turns = {one["system"] for one in (data, data.get("over") or {}) if one.get("system")}
     for part in _texts({key: value for key, value in content.items() if key not in ("who", "link")}):
-        if part.startswith(("/", "~", "\\")) or (len(home) > 1 and home in part) or ".." in part.split("/"):
+        if is_path(part) or (len(home) > 1 and home in part):
             problem = "a path"
         elif part in chosen and named & {*part.lower().split()}:
             problem = "the name of a machine or user"

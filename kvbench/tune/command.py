@@ -9,19 +9,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.bench.choices import positive, positive_number
+from kvbench.bench.choices import nonnegative_number, positive, positive_number
 from kvbench.cli.compose import Composer
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.tune.exports import EXPORTS, forms_in
-from kvbench.tune.space import DEFAULT, check_formats, layer_map, sides_of
+from kvbench.tune.space import DEFAULT, Space, check_formats, layer_map, sides_of
 from kvbench.util import atomic
 from kvbench.util.door import reporting
 from kvbench.util.progress import say
+from kvbench.util.requirements import check_writable
 
 #: overrides that stand where the command line has none for the same key
 DATA = ("model=tiny", "method=engine", "dataset=fidelity", "dataset.window=640", "dataset.prefill=512",
         "dataset.per_document=null", "logger=none")  # fmt: skip
+#: folder of the folders of results
+OUT = Path("results/tune")
 #: names of ``--search``; the searches themselves need numpy
 NAMES = ("adaptive", "greedy-kl", "uniform", "ends", "random")
 
@@ -59,9 +62,15 @@ def tune_parser() -> argparse.ArgumentParser:
     add(
         "--windows", type=positive_number, default=16, metavar="N", help="windows or prompts to search on (default: 16)"
     )
-    add("--held-out", type=int, default=16, metavar="N", help="further ones for the result's figures (default: 16)")
-    add("--together", type=positive_number, default=4, metavar="N", help="windows that are scored at once (default: 4)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the search (default: 0)")
+    add(
+        "--held-out", type=nonnegative_number, default=16, metavar="N",
+        help="further ones for the result's figures (default: 16)",
+    )  # fmt: skip
+    add(
+        "--together", type=positive_number, default=4, metavar="N",
+        help="windows that are scored at once, after which a recipe may be stopped (default: 4)",
+    )  # fmt: skip
+    add("--seed", type=nonnegative_number, default=0, metavar="N", help="seed of the search (default: 0)")
     add(
         "--out",
         type=Path,
@@ -97,16 +106,21 @@ def read_recipe(path: Path) -> list[str]:
     """
     try:
         return forms_in(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise KvbenchError(f"{path}: cannot be read as a recipe: {error}\n  hint: --recipe DIR/recipe.json") from error
     except KvbenchError as error:
         raise KvbenchError(f"{path}: {error}") from error
 
 
-def composed_config(words: Sequence[str], count: int) -> RunConfig:
-    """Return the checked configuration of overrides, completed by :data:`DATA`, with `count` windows or prompts."""
+def composed_config(words: Sequence[str], count: int, out: Path = OUT) -> RunConfig:
+    """Return the checked configuration of overrides, completed by :data:`DATA`, with `count` windows or prompts.
+
+    `out` takes the place of the folder of runs, of which nothing is read or written.
+    """
     given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
-    texts = [text for text in (*DATA, f"dataset.limit={count}") if text.partition("=")[0] not in given]
+    place = "'{}'".format(str(out).replace("'", "\\'"))
+    own = (*DATA, f"dataset.limit={count}", f"runtime.results_dir={place}")
+    texts = [text for text in own if text.partition("=")[0] not in given]
     if not given.get("dataset", "fidelity").startswith("fidelity"):  # refused later, by what it is
         texts = [text for text in texts if not text.startswith("dataset.")]
     texts += words
@@ -121,27 +135,24 @@ def _tuned(arguments: argparse.Namespace) -> str:
         raise ConfigError(
             "--bits", None, "is missing: a search needs a budget", hint="--bits 5.4, --bytes N or --kl 0.01"
         )
-    if arguments.held_out < 0:
-        raise ConfigError("--held-out", arguments.held_out, "must not be negative", hint="--held-out 0")
     check_formats(arguments.formats)
-    config = composed_config(arguments.words, arguments.windows + arguments.held_out)
+    check_writable(str(arguments.out or OUT), "--out")
+    config = composed_config(arguments.words, arguments.windows + arguments.held_out, arguments.out or OUT)
 
     from kvbench.tune.aim import Aim
     from kvbench.tune.search import run_search
-    from kvbench.tune.session import Tuning, check_setting, recipe_record
+    from kvbench.tune.session import Tuning, check_setting, planned_space, recipe_record
     from kvbench.tune.trials import check_optuna
 
     check_setting(config)
     if arguments.search == "adaptive":
         check_optuna()
     name = config.plain["model"].get("name", "model")
-    out = arguments.out or Path("results/tune") / str(name)
+    out = arguments.out or OUT / str(name)
+    _budget_bits(arguments, planned_space(config, arguments.formats))  # before weights are loaded and texts are read
     tuning = Tuning(config, arguments.windows, arguments.held_out, arguments.together, out / "evaluations.jsonl")
     space = tuning.space(arguments.formats, arguments.tie)
-    bits = arguments.bits if arguments.bytes is None else 8 * arguments.bytes / space.elements
-    if bits is not None:
-        space.check_budget(bits, in_bytes=arguments.bytes is not None)
-    aim = Aim(space, bits, arguments.kl)
+    aim = Aim(space, _budget_bits(arguments, space), arguments.kl)
     best, scores = run_search(aim, arguments.search, arguments.budget, arguments.seed,
                               lambda recipe, incumbent: tuning.evaluate(aim, recipe, incumbent))  # fmt: skip
     if best is None:
@@ -149,12 +160,20 @@ def _tuned(arguments: argparse.Namespace) -> str:
             f"--search {arguments.search} found no recipe under the budget in {len(scores)} evaluations.\n"
             "  hint: raise --budget or --bits, or use --search adaptive"
         )
-    layers = space.expand(best.recipe)
+    layers, stopped = space.expand(best.recipe), sum(scored.stopped for scored in scores)
     record = recipe_record(tuning, aim, best, len(scores), arguments.search, tuning.test(layers))
     atomic.replace_file(out / "recipe.json", (json.dumps(record, indent=1) + "\n").encode())
-    say(f"{len(scores)} evaluations, {tuning.evaluated} of them new; {out / 'recipe.json'}")
+    say(f"{len(scores)} evaluations, {tuning.evaluated} of them new, {stopped} stopped early; {out / 'recipe.json'}")
     exports = exported(layers, arguments.export or ["kvbench"])
     return "\n".join([sentence(record, best, aim, tuning.held_out), "", layer_table(layers), "", *exports])
+
+
+def _budget_bits(arguments: argparse.Namespace, space: Space) -> float | None:
+    """Return the budget in bits an element; None under a KL divergence. Raise ConfigError if no recipe has so few."""
+    bits: float | None = arguments.bits if arguments.bytes is None else 8 * arguments.bytes / space.elements
+    if bits is not None:
+        space.check_budget(bits, in_bytes=arguments.bytes is not None)
+    return bits
 
 
 def sentence(record: dict[str, Any], best: Any, aim: Any, held_out: int) -> str:

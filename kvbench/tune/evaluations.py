@@ -10,7 +10,6 @@ from typing import Any
 from filelock import FileLock
 
 from kvbench.errors import KvbenchError
-from kvbench.results.samples import DiskError
 from kvbench.tune.measure import ChunkScore
 
 #: incremented when the content changes its meaning
@@ -24,8 +23,7 @@ class Evaluations:
         header: what the evaluations depend on; the file's first line.
 
     Raises:
-        KvbenchError: the file is one of other evaluations, or not one of kvbench's.
-        DiskError: it cannot be read or written.
+        KvbenchError: the file is one of other evaluations, not one of kvbench's, or cannot be read or written.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
@@ -42,7 +40,7 @@ class Evaluations:
                 if not path.exists() or not path.stat().st_size:
                     path.write_bytes(_line(self.header))
         except OSError as error:
-            raise DiskError(path, error) from error
+            raise _disk_error(path, error) from error
         self._update()
 
     def _mend(self) -> None:
@@ -75,7 +73,8 @@ class Evaluations:
                 if first:
                     self._check(record)
                 else:
-                    score = ChunkScore(tuple(record["kl"]), tuple(record["top"]), int(record["count"]))
+                    kl, top = (tuple(map(float, record[key])) for key in ("kl", "top"))
+                    score = ChunkScore(kl, top, int(record["count"]))
                     self._scores[record["recipe"], int(record["chunk"])] = score
             except (ValueError, KeyError, TypeError) as error:
                 raise self._foreign(line) from error
@@ -109,7 +108,7 @@ class Evaluations:
         """Append a score.
 
         Raises:
-            DiskError: it cannot be written.
+            KvbenchError: it cannot be written.
         """
         record = {"recipe": recipe, "chunk": chunk, "kl": score.kl, "top": score.top, "count": score.count}
         try:
@@ -119,8 +118,15 @@ class Evaluations:
                     handle.write(_line(record))
                     handle.flush()
         except OSError as error:
-            raise DiskError(self.path, error) from error
+            raise _disk_error(self.path, error) from error
         self._scores[recipe, chunk] = score
+
+
+def _disk_error(path: Path, error: OSError) -> KvbenchError:
+    return KvbenchError(
+        f"{error.filename or path}: cannot be read or written: {error.strerror or error}.\n  hint: free some space, "
+        "mend the folder's permissions or choose another --out; the same command goes on from what is on disk"
+    )
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -2,7 +2,8 @@
 
 Sources: vLLM's ``--kv-cache-dtype`` and ``--kv-cache-dtype-skip-layers`` (``vllm/config/cache.py``); Model-Optimizer's
 ``kv_cache_quantized_layers``, schema version 1 (PR 2272), which vLLM's PR 56116 reads; llama.cpp's ``common/arg.cpp``;
-TensorRT-LLM's ``trtllm-serve --kv_cache_dtype`` (PR 11487).
+SGLang's ``--kv-cache-dtype`` (``python/sglang/srt/server_args.py``); TensorRT-LLM's ``trtllm-serve
+--kv_cache_dtype`` (PR 11487).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvbench.endpoint.engines import LLAMACPP, VLLM
+from kvbench.endpoint.engines import LLAMACPP, SGLANG, VLLM
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.methods.layer_map import EXACT
 from kvbench.quantizers.engine.formats import FORMATS
@@ -39,6 +40,12 @@ def forms_in(record: Mapping[str, Any]) -> list[str]:
                         f"layer {number} has {layer[side]!r} for its {side}, which is not a format of kvbench.\n"
                         f"  hint: formats are {', '.join([EXACT, *FORMATS])}"
                     )
+            sides = {layer["keys"], layer["values"]}
+            if len(sides) == 2 and any(name == EXACT or FORMATS[name].octave for name in sides):
+                raise KvbenchError(
+                    f"layer {number} has {layer['keys']} for its keys and {layer['values']} for its values, which is "
+                    "impossible.\n  hint: give both the same of the two"
+                )
         return [form_of(layer["keys"], layer["values"]) for layer in record["layers"]]
     except (KeyError, TypeError) as error:
         raise KvbenchError(
@@ -70,6 +77,11 @@ def for_vllm(forms: Sequence[str]) -> str:
     form = _alike("vLLM", packed or forms, lambda form: VLLM.flags(form)[0])
     skipped = [str(layer) for layer, form in enumerate(forms) if form == EXACT] if packed else []
     return f"--kv-cache-dtype {form}" + (f" --kv-cache-dtype-skip-layers {' '.join(skipped)}" if skipped else "")
+
+
+def for_sglang(forms: Sequence[str]) -> str:
+    """Return SGLang's flag, which has one format for all layers."""
+    return f"--kv-cache-dtype {_alike('SGLang', forms, lambda form: SGLANG.flags(form)[0])}"
 
 
 def for_tensorrt_llm(forms: Sequence[str]) -> str:
@@ -115,6 +127,7 @@ EXPORTS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "kvbench": for_kvbench,
     "llama.cpp": for_llama_cpp,
     "vllm": for_vllm,
+    "sglang": for_sglang,
     "modelopt": for_modelopt,
     "tensorrt-llm": for_tensorrt_llm,
 }

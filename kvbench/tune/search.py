@@ -75,14 +75,19 @@ def _estimated(space: Space, budget: int, evaluated: dict[Recipe, Scored]) -> Ge
     The loss of a format is that of a whole cache with it on one side; half of what the other side's format costs, on
     both sides, is taken off. Positions share it as the reference format's losses in one group alone compare.
     """
+
+    def measured(recipe: Recipe) -> Generator[Ask, Scored, Scored]:
+        if recipe not in evaluated:  # with few evaluations or formats, the same recipe serves twice
+            evaluated[recipe] = yield recipe, True
+        return evaluated[recipe]
+
     low, high = reference_form(space), closest_form(space)
     packed = [name for name in space.formats if name != EXACT]
     whole: dict[str, Scored] = {}
     one_sided = [sided(side, name, high) for name in (low, *space.single) for side in (0, 1)]
     forms = dict.fromkeys([high, *one_sided, *(name for name in packed if name not in space.single)])
     for form in islice(forms, max(3, budget // 4)):
-        recipe = space.uniform(form)
-        whole[form] = evaluated[recipe] = yield recipe, True
+        whole[form] = yield from measured(space.uniform(form))
     rest = whole[high].mean / 2
     groups = tied_layers(space.positions, max(1, min(space.positions, budget // (2 * len(SIDES)))))
     estimates = np.zeros((2, space.positions, len(packed)))
@@ -91,8 +96,7 @@ def _estimated(space: Space, budget: int, evaluated: dict[Recipe, Scored]) -> Ge
         for number, count in enumerate(groups):
             first, form = sum(groups[:number]), sided(side, low, high)
             recipe = tuple(form if first <= i < first + count else EXACT for i in range(space.positions))
-            evaluated[recipe] = yield recipe, True
-            alone.append(max(evaluated[recipe].mean, 1e-12))
+            alone.append(max((yield from measured(recipe)).mean, 1e-12))
         shares = divided(groups, alone) / sum(alone)
         reference = max(whole[sided(side, low, high)].mean - rest, 1e-12)
         for place, name in enumerate(packed):

@@ -15,7 +15,8 @@ from kvbench.config.run_config import RunConfig
 from kvbench.decoding.shared_prefill import sharing_refusal
 from kvbench.errors import ConfigError, DataError
 from kvbench.methods.engine import Engine, rope_share
-from kvbench.models.load import load_model
+from kvbench.models.endpoint_config import EndpointModel
+from kvbench.models.load import hf_config, load_model, shape_of
 from kvbench.profiling.device import device_name
 from kvbench.results import code as codes
 from kvbench.results.environment import cpu_name
@@ -59,7 +60,9 @@ class Tuning:
                 f"dataset: there are {len(samples)} windows or prompts, and --windows {windows} "
                 f"--held-out {held_out} need {windows + held_out}.\n  hint: use --windows with a smaller number"
             )
-        parts = [samples[:windows], samples[windows:]]
+        # neighbours may be of one document; in random order, the first ones stand for all
+        order = np.random.default_rng(0).permutation(windows)
+        parts = [[samples[place] for place in order], samples[windows:]]
         self.evaluators = [Evaluator(config, loaded, part, size) for part in parts if part]
         numbers = loaded.model.config.get_text_config(decoder=True).to_dict()
         self.channels = self.evaluators[0].channels
@@ -101,11 +104,11 @@ class Tuning:
 
     def evaluate(self, aim: Aim, recipe: Recipe, best: Scored | None) -> Scored:
         """Return the score of a recipe on the search's windows; stop early if it will not be better than `best`."""
-        layers = aim.space.expand(recipe)
+        layers, looks = aim.space.expand(recipe), len(self.evaluators[0].chunks) - 1
         scores: list[ChunkScore] = []
         kl = np.zeros(0)
-        for chunk in range(len(self.evaluators[0].chunks)):
-            if best is not None and aim.hopeless(kl, best):
+        for chunk in range(looks + 1):
+            if aim.hopeless(recipe, kl, best, looks):
                 return Scored(recipe, kl, float("nan"), stopped=True)
             scores.append(self._score(layers, 0, chunk))
             kl = np.concatenate([kl, scores[-1].kl])
@@ -121,11 +124,27 @@ class Tuning:
         return np.concatenate([score.kl for score in scores]), percentile(scores)
 
 
+def planned_space(config: RunConfig, formats: Sequence[str]) -> Space:
+    """Return the recipes of a model as its configuration says, without its weights; heads are those of its first layer.
+
+    Raises:
+        ConfigError: a format does not fit the heads.
+        ModelError: transformers does not know the architecture.
+    """
+    loaded = hf_config(config.model)
+    shape = shape_of(loaded)
+    rope = int(shape.head_dim * rope_share(loaded.get_text_config(decoder=True).to_dict()))
+    return Space((shape.kv_heads,) * shape.layers, shape.head_dim, rope, tuple(formats), (1,) * shape.layers)
+
+
 def check_setting(config: RunConfig) -> None:
     """Raise ConfigError unless the configuration is of ``method=engine`` and ``dataset=fidelity``, token by token."""
     if not isinstance(config.method, Engine):
         name, problem = type(config.method).__name__.lower(), "has no format per layer that tune could choose"
         raise ConfigError("method", name, problem, hint="method=engine")
+    if isinstance(config.model, EndpointModel):
+        problem = "has its caches in a server, where tune cannot place keys and values"
+        raise ConfigError("model", "endpoint", problem, hint="tune the model itself, and serve it with --export")
     if config.method.layers is not None:
         raise ConfigError("method.layers", config.method.layers, "is what tune looks for", hint="leave it out")
     for name, plain in (("sinks", 0), ("window", 0), ("own", "stored")):
@@ -159,19 +178,28 @@ def percentile(scores: Sequence[ChunkScore]) -> float:
 def recipe_record(
     tuning: Tuning, aim: Aim, best: Scored, evaluations: int, search: str, tested: tuple[NDArray[np.float64], float]
 ) -> dict[str, Any]:
-    """Return the content of ``recipe.json``; its KL divergence is that of the held-out windows."""
-    kl, p99 = tested
-    error = standard_error(kl)
+    """Return the content of ``recipe.json``.
+
+    ``kl`` is that of the held-out windows, of which no search has seen any, or of the search's if there are none
+    (``held_out``); ``search_kl`` is that of the search's.
+    """
     return {
         "kvbench": 1,
         "kind": "recipe",
         "model": tuning.name,
         "budget_bits": aim.bits,
+        "budget_kl": aim.kl,
         "bits": aim.space.bits(best.recipe),
-        "kl": {"mean": float(kl.mean()), "se": None if np.isnan(error) else error, "p99": p99},
+        "kl": {**_figures(*tested), "held_out": tuning.held_out > 0},
+        "search_kl": _figures(best.kl, best.p99),
         "evaluations": evaluations,
         "search": search,
         "layers": [
             dict(zip(("keys", "values"), sides_of(form), strict=True)) for form in aim.space.expand(best.recipe)
         ],
     }
+
+
+def _figures(kl: NDArray[np.float64], p99: float) -> dict[str, Any]:
+    error = standard_error(kl)
+    return {"mean": float(kl.mean()), "se": None if np.isnan(error) else error, "p99": p99, "windows": len(kl)}

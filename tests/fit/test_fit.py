@@ -104,6 +104,17 @@ def test_what_fits_is_the_most_that_does() -> None:
     assert rows[0].longest_context < rows[1].longest_context < rows[2].longest_context
 
 
+def test_llama_cpp_gives_each_gpu_whole_layers_that_work_one_after_the_other() -> None:
+    one = Wish(read_model("llama3.1-8b"), gpu_named("rtx4090"), 8192)
+    several, q8 = replace(one, gpus=3, whole_layers=True), FORMATS["q8_0"]
+    assert several.weights == one.weights * 11 / 32
+    assert several.cached(q8, 8192, 4) == one.cached(q8, 8192, 4) * 11 / 32
+    assert step_time(several, q8)[0] == step_time(one, q8)[0]
+    assert several.placed(FORMATS["fp8"]) == several and replace(one, gpus=2).placed(q8).whole_layers
+    rows = {row.format: row for row in fit_rows(replace(one, gpus=2), ["q8_0", "int8_per_token_head"])[0]}
+    assert rows["q8_0"].tpot_s > 1.5 * rows["int8_per_token_head"].tpot_s, "vLLM's GPUs share each layer"
+
+
 def test_what_times_rest_on() -> None:
     plain = Wish(read_model("llama3.1-8b"), gpu_named("h200"), 32768)
     basis = {
@@ -184,6 +195,9 @@ def test_commands_of_engines(capsys: pytest.CaptureFixture[str]) -> None:
         ("llama3.1-8b --gpu h100 --gpus 3", 2, "8 for keys, which so many GPUs cannot share"),
         ("llama3.1-8b --gpu h100 --gpus 1000000", 2, "use --gpus 32, or --engine llama.cpp"),
         ("llama3.1-8b --gpu h100 --weights-gb 100", 1, "use more GPUs (--gpus 2)"),
+        ("llama3.1-8b --gpu h100 --weights-gb 1000", 1, "use more GPUs (--gpus 16)"),
+        ("llama3.1-8b --gpu h100 --weights-gb 1e9", 1, "use a card with more memory"),
+        ("llama3.1-8b --gpu h100 --gpus 33 --engine llama.cpp", 2, "--gpus=33: is more than the 32 layers"),
         ("endpoint --gpu h100", 2, "name another model"),
         ("llama3.1-8b --gpu t4", 1, "use --weights int4"),
     ],

@@ -33,7 +33,7 @@ def additive_problem(aim: Aim, seed: int = 0, cross: float = 0.0) -> Callable[[R
     def evaluate(recipe: Recipe, best: Scored | None) -> Scored:
         own = [cells[side, i] * LOSS[name] for i, form in enumerate(recipe) for side, name in enumerate(sides_of(form))]
         kl = (np.sum(own) + cross * (np.sqrt(own) @ mixed) ** 2) * windows
-        if best is not None and aim.hopeless(kl[:4], best):
+        if aim.hopeless(recipe, kl[:4], best, 1):
             return Scored(recipe, kl[:4], float("nan"), stopped=True)
         return Scored(recipe, kl, float(kl.max()))
 

@@ -21,10 +21,13 @@ from kvbench.tune.space import Space
         ("", "--bits: is missing"),
         ("--bits 5 --formats q9_0", "--formats=q9_0: is not a format"),
         ("--bits 5 --formats fp16", "names no packed format"),
-        ("--bits 5 --held-out -1", "must not be negative"),
+        ("--bits 5 --out pyproject.toml/x", "--out=pyproject.toml/x: "),
+        ("--bits 1", "--bits=1.0: is below the smallest format: octave_k3v3 has 4 bits an element"),
+        ("--bytes 9 --formats q8_0 iq4_nl", "iq4_nl has 1152 bytes a token"),
         ("model=nosuch --bits 5", "model=nosuch: no such model"),
         ("--bits 5 method=kivi", "method=kivi: has no format per layer"),
         ("--bits 5 dataset=mini", "is not one of fidelity"),
+        ("--bits 5 model=endpoint model.urls=[http://localhost:1] model.preset=tiny", "has its caches in a server"),
         ("--recipe nowhere.json", "nowhere.json: cannot be read as a recipe"),
     ],
 )
@@ -33,9 +36,32 @@ def test_bad_input_is_one_clear_error(arguments: str, message: str, capsys: pyte
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments", ["--held-out -1", "--seed -1", "--budget 0", "--windows 0", "--tie 0", "--kl nan"]
+)
+def test_numbers_that_make_no_sense_are_refused(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments.split())
+    assert f"argument {arguments.split()[0]}: '{arguments.split()[1]}' is not a" in capsys.readouterr().err
+
+
+def test_a_budget_is_refused_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbench.tune.session.load_model", lambda *_: pytest.fail("weights were read"))
+    assert main(["--bits", "4.4", "--formats", "q8_0", "iq4_nl"]) == 2
+    assert "--bits=4.4: is below the smallest format: iq4_nl has 4.5" in capsys.readouterr().err
+
+
 def test_a_command_line_keeps_what_is_typed() -> None:
     config = composed_config(["model=tiny", "dataset.window=100", "dataset.prefill=60", "model.dtype=float32"], 7)
     assert (config.dataset["window"], config.dataset["limit"], config.model.dtype) == (100, 7, "float32")
+
+
+def test_the_folder_of_runs_does_not_matter(tmp_path: Path) -> None:
+    for name in ("plain", "o'n e=$1,{x}", "a\\b"):
+        config = composed_config(["model=tiny"], 7, tmp_path / name)
+        assert config.runtime.results_dir == str(tmp_path / name)
 
 
 FORMS = {
@@ -57,6 +83,8 @@ FORMS = {
         ("vllm", "fp8", "--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers 0 3"),
         ("vllm", "fp8 everywhere", "--kv-cache-dtype fp8"),
         ("vllm", "exact", "--kv-cache-dtype auto"),
+        ("sglang", "fp8 everywhere", "--kv-cache-dtype fp8_e4m3"),
+        ("sglang", "exact", "--kv-cache-dtype auto"),
         ("tensorrt-llm", "fp8 everywhere", "--kv_cache_dtype fp8"),
     ],
 )
@@ -72,6 +100,8 @@ def test_flags_of_engines(engine: str, forms: str, flags: str) -> None:
         ("vllm", "uniform", "layer 0 is q8_0/q4_0"),
         ("vllm", "modelopt", "layer 1 is nvfp4"),
         ("modelopt", "uniform", "layer 0 is q8_0/q4_0"),
+        ("sglang", "fp8", "layer 1 is fp8"),
+        ("sglang", "uniform", "layer 0 is q8_0/q4_0"),
         ("tensorrt-llm", "fp8", "layer 1 is fp8"),
         ("tensorrt-llm", "modelopt", "layer 1 is nvfp4"),
     ],
@@ -110,6 +140,14 @@ def test_a_recipe_is_exported_without_a_search(tmp_path: Path, capsys: pytest.Ca
     path.write_text(json.dumps({"kind": "recipe", "layers": [*layers, {"keys": "q8_0", "values": "q9_0"}]}))
     assert main(["--recipe", str(path)]) == 1
     assert f"{path}: layer 2 has 'q9_0' for its values" in capsys.readouterr().err
+    for keys in ("fp16", "octave_k3v3"):
+        path.write_text(json.dumps({"kind": "recipe", "layers": [*layers, {"keys": keys, "values": "q8_0"}]}))
+        assert main(["--recipe", str(path)]) == 1
+        assert f"layer 2 has {keys} for its keys and q8_0 for its values" in capsys.readouterr().err
+    for damaged in ("", "[1]", "[" * 100_000, '{"kind": "recipe", "layers": [{"keys": ["q8_0"], "values": "q8_0"}]}'):
+        path.write_text(damaged)
+        assert main(["--recipe", str(path)]) == 1
+        assert str(path) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("held_out", "texts"), [(0, "(99 %: 0.5) on the texts of the search, none"), (2, "held-out")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,9 +67,31 @@ def test_a_foreign_file_is_refused_and_kept(tmp_path: Path, content: bytes) -> N
     assert path.read_bytes() == content
 
 
-def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line", [b'{"recipe": 3}', b'{"recipe": "0:q8_0", "chunk": 1, "kl": [null], "top": [1], "count": 3}', b"[]"]
+)
+def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "evaluations.jsonl"
     Evaluations(path, HEADER).add("0:q8_0", 0, SCORE)
-    path.write_bytes(path.read_bytes() + b'{"recipe": 3}\n')
+    path.write_bytes(path.read_bytes() + line + b"\n")
     with pytest.raises(KvbenchError, match="not an evaluation"):
         Evaluations(path, HEADER)
+
+
+def test_a_full_disk_is_named_with_the_command_s_own_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "evaluations.jsonl"
+    store = Evaluations(path, HEADER)
+    (tmp_path / "file").touch()
+    with pytest.raises(KvbenchError, match=r"file.*: cannot be read or written: (Not a directory|File exists)"):
+        Evaluations(tmp_path / "file" / "evaluations.jsonl", HEADER)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(KvbenchError, match="No space left on device") as caught:
+        store.add("0:q8_0", 0, SCORE)
+    assert str(path) in str(caught.value)
+    assert "another --out" in str(caught.value) and "results_dir" not in str(caught.value)
+    monkeypatch.undo()
+    assert len(Evaluations(path, HEADER)) == 0

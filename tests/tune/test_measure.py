@@ -98,10 +98,25 @@ def test_a_search_goes_on_from_its_evaluations_and_ends_alike(tmp_path: Path) ->
     assert new == [4, 0]
     record = json.loads(ends[0])
     assert set(record) == {
-        *("kvbench", "kind", "model", "budget_bits", "bits", "kl", "evaluations", "search", "layers"),
+        *("kvbench", "kind", "model", "budget_bits", "budget_kl", "bits", "kl", "search_kl", "evaluations", "search"),
+        "layers",
     }
+    assert record["kl"]["mean"] == tested[0].mean() != record["search_kl"]["mean"] == best.mean
+    assert (record["kl"]["held_out"], record["kl"]["windows"], record["search_kl"]["windows"]) == (True, 2, 2)
     assert len(record["layers"]) == 2
     assert set(record["layers"][0]) == {"keys", "values"}
+
+
+def test_a_recipe_that_is_clearly_worse_is_not_scored_on_all_windows(tmp_path: Path) -> None:
+    tuning = Tuning(engine_config(tmp_path, 6), 6, 0, 4, tmp_path / "evaluations.jsonl")
+    aim = Aim(tuning.space(("fp16", "q8_0", "iq4_nl")), 8.5)
+    best = tuning.evaluate(aim, ("q8_0", "q8_0"), None)
+    worse = tuning.evaluate(aim, ("iq4_nl", "iq4_nl"), best)
+    assert (worse.stopped, len(worse.kl), np.isnan(worse.p99)) == (True, 4, True)
+    whole = tuning.evaluate(aim, ("iq4_nl", "iq4_nl"), None)
+    assert (whole.stopped, len(whole.kl)) == (False, 6)
+    assert list(whole.kl[:4]) == list(worse.kl)
+    assert not tuning.evaluate(aim, ("q8_0", "q8_0"), best).stopped
 
 
 def test_a_prediction_that_is_not_a_number_is_an_error(tuning: Tuning, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from kvbench.errors import KvbenchError
 from kvbench.tune import trials
 from kvbench.tune.additive import Belief, best_recipe, smallest_recipe
-from kvbench.tune.aim import Aim, Scored
+from kvbench.tune.aim import Aim, Scored, standard_error, student_tail
 from kvbench.tune.search import SEARCHES, end_recipes, greedy_forms, random_recipes, run_search, uniform_recipes
 from tests.tune.support import additive_problem, exhaustive, space
 
@@ -89,6 +89,14 @@ def test_what_is_found_is_under_the_budget_and_no_search_evaluates_more(name: st
     assert best.mean == min(one.mean for one in inside)
 
 
+@pytest.mark.parametrize("formats", [("fp16", "q8_0", "q5_0", "iq4_nl"), ("fp16", "q5_0")])
+@pytest.mark.parametrize("budget", [1, 3, 5, 7, 8, 12])
+def test_no_recipe_is_evaluated_twice_however_few_evaluations_there_are(formats: tuple[str, ...], budget: int) -> None:
+    aim = Aim(space(4, formats), 6.0)
+    scores = run_search(aim, "adaptive", budget, 0, additive_problem(aim))[1]
+    assert len({one.recipe for one in scores}) == len(scores) <= budget
+
+
 def test_under_a_kl_divergence_the_recipe_with_the_fewest_bits_counts() -> None:
     bound = Aim(space(3), kl=3.0)
     evaluate = additive_problem(bound, seed=4, cross=0.05)
@@ -100,17 +108,55 @@ def test_under_a_kl_divergence_the_recipe_with_the_fewest_bits_counts() -> None:
 
 
 def test_a_recipe_stops_only_where_it_is_clearly_worse() -> None:
-    aim = Aim(space(2), 5.0)
-    best = Scored(("iq4_nl", "iq4_nl"), np.array([1.0, 1.1, 0.9, 1.0, 1.2]), 2.0)
-    assert aim.hopeless(np.array([2.0, 2.2, 1.9, 2.1]), best)
-    assert not aim.hopeless(np.array([2.0, 2.2, 1.9]), best)  # too few windows
-    assert not aim.hopeless(np.array([0.5, 0.6, 0.4, 0.5]), best)
-    assert not aim.hopeless(np.array([1.3, 0.9, 1.2, 0.8]), best)  # within its error
-    assert not aim.hopeless(np.array([9.0, 9.0, 9.0, 9.0]), None)
+    aim, recipe = Aim(space(2), 5.0), ("q5_0", "iq4_nl")
+    best = Scored(("iq4_nl", "iq4_nl"), np.array([1.0, 1.1, 0.9, 1.0, 1.2, 1.0, 1.1, 0.9]), 2.0)
+    assert aim.hopeless(recipe, np.array([2.0, 2.2, 1.9, 2.1]), best, 1)
+    assert not aim.hopeless(recipe, np.array([2.0, 2.2, 1.9]), best, 1)  # too few windows
+    assert not aim.hopeless(recipe, np.array([0.5, 0.6, 0.4, 0.5]), best, 1)
+    assert not aim.hopeless(recipe, np.array([1.3, 0.9, 1.2, 0.8]), best, 1)  # within its error
+    assert not aim.hopeless(recipe, np.array([9.0, 9.0, 9.0, 9.0]), None, 1)
+    # three paired errors of four windows are no proof, and more looks want more
+    near = np.array([1.045, 1.255, 0.945, 1.155])
+    assert (near - best.kl[:4]).mean() / standard_error(near - best.kl[:4]) > 3
+    assert not aim.hopeless(recipe, near, best, 1)
+    between = np.array([1.1, 1.25, 1.0, 1.15])
+    assert aim.hopeless(recipe, between, best, 1)
+    assert not aim.hopeless(recipe, between, best, 100)
+
+
+def test_under_a_kl_divergence_a_recipe_stops_where_it_cannot_become_the_best() -> None:
     bound = Aim(space(2), kl=1.5)
-    assert bound.hopeless(np.array([2.0, 2.2, 1.9, 2.1]), best)
-    assert not bound.hopeless(np.array([1.3, 1.2, 1.4, 1.3]), best)  # worse than the best, and below the bound
-    assert not bound.hopeless(np.array([1.4, 1.9, 1.3, 1.6]), best)  # within its error
+    small, middle, large = ("iq4_nl", "iq4_nl"), ("q5_0", "iq4_nl"), ("q8_0", "q8_0")
+    within = Scored(middle, np.array([1.0, 1.1, 0.9, 1.0, 1.2, 1.0]), 2.0)
+    assert bound.hopeless(small, np.array([2.0, 2.2, 1.9, 2.1]), within, 1)  # above the bound
+    assert not bound.hopeless(small, np.array([1.4, 1.9, 1.3, 1.6]), within, 1)  # within its error
+    assert not bound.hopeless(small, np.array([1.4, 1.5, 1.3, 1.4]), within, 1)  # loses more, and has fewer bits
+    assert bound.hopeless(large, np.array([0.1, 0.1, 0.1, 0.2]), within, 1)  # has more bits
+    assert bound.hopeless(middle[::-1], np.array([1.4, 1.5, 1.3, 1.4]), within, 1)  # has as many, and loses more
+    above = Scored(middle, within.kl + 1.0, 2.0)
+    # nothing is below the bound so far: what comes nearer goes on, though it is above it as well
+    assert not bound.hopeless(large, above.kl[:4] - 0.3, above, 1)
+    assert bound.hopeless(small, above.kl[:4] + np.array([0.3, 0.31, 0.29, 0.3]), above, 1)
+
+
+def test_a_recipe_that_would_be_the_best_is_seldom_stopped() -> None:
+    rng, aim, recipe = np.random.default_rng(3), Aim(space(2), 5.0), ("q5_0", "iq4_nl")
+    stopped = better = 0
+    for _ in range(4000):
+        best = Scored(("iq4_nl", "iq4_nl"), rng.normal(1.0, 0.2, 16), 2.0)
+        kl = best.kl + rng.normal(-0.01, 0.1, 16)
+        better += kl.mean() < best.mean
+        stopped += kl.mean() < best.mean and any(aim.hopeless(recipe, kl[:n], best, 3) for n in (4, 8, 12))
+    assert better > 2000
+    assert stopped <= 0.01 * better
+
+
+@pytest.mark.parametrize(("t", "freedom", "probability"), [
+    (6.314, 1, 0.05), (2.920, 2, 0.05), (4.541, 3, 0.01), (2.571, 5, 0.025), (3.169, 10, 0.005), (2.467, 28, 0.01),
+])  # fmt: skip
+def test_students_t_is_that_of_tables(t: float, freedom: int, probability: float) -> None:
+    assert student_tail(t, freedom) == pytest.approx(probability, rel=2e-3)
+    assert student_tail(-t, freedom) == pytest.approx(1 - probability, rel=2e-3)
 
 
 def test_a_budget_above_exact_caches_is_that_of_exact_caches() -> None:
