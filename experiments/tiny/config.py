@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
@@ -98,6 +99,24 @@ class MixConfig:
 
 
 @dataclass(frozen=True)
+class ReasonConfig:
+    """Programs of tiny-reason's training rows (:mod:`experiments.tiny.reason`).
+
+    Args:
+        lines: most lines of a program.
+        filled: largest share of a row that the program takes; the trace has the rest.
+        least: fewest lines, as a share of the most that a row can have; long rows have at least as many as keep their
+            traces from repeating. Few lines teach little: their jumps can be copied from the trace.
+        circuits: the network starts with heads that look words up (:mod:`experiments.tiny.circuits`).
+    """
+
+    lines: int = bounded(160, minimum=2, maximum=240)
+    filled: float = bounded(0.7, above=0, maximum=0.9)
+    least: float = bounded(0.4, minimum=0, maximum=1)
+    circuits: bool = True
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One run.
 
@@ -107,6 +126,10 @@ class RunConfig:
         steps: its length in steps instead: with one seed, the same rows in the same order.
         batch_tokens: tokens a step, whatever the row length.
         workers: processes that make rows.
+        compute: dtype of activations; auto: bfloat16 on a GPU, float32 on a CPU.
+        noise: noise of keys and values, in standard deviations of each channel. 4 bits have about .08, and 2 bits .4.
+            With it the model learns to read what a cache has rounded.
+        quiet: share of the run without noise, which then rises over a tenth of the run: looking up is learned first.
     """
 
     dir: str
@@ -115,6 +138,9 @@ class RunConfig:
     seed: int = bounded(0, minimum=0)
     device: str = "auto"
     compile: bool = True
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"
+    noise: float = bounded(0.0, minimum=0, maximum=1)
+    quiet: float = bounded(0.5, minimum=0, maximum=1)
     batch_tokens: int = bounded(98304, minimum=16)
     workers: int = bounded(13, minimum=1)
     log_every: int = bounded(25, minimum=1)
@@ -128,12 +154,16 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that determines a training."""
+    """Everything that determines a training.
 
-    corpus: CorpusConfig
+    Rows are either text and tasks, from `corpus` and `mix`, or programs, from `reason`.
+    """
+
     run: RunConfig
-    mix: MixConfig
     phases: tuple[Phase, ...]
+    corpus: CorpusConfig | None = None
+    mix: MixConfig | None = None
+    reason: ReasonConfig | None = None
     model: ModelShape = field(default_factory=ModelShape)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
@@ -141,6 +171,8 @@ class TrainConfig:
         """Raise ConfigError for combinations that cannot be trained."""
         self.model.check()
         self.run.check()
+        if (self.corpus is None, self.mix is None) != (self.reason is not None,) * 2:
+            raise ConfigError("reason", self.reason, "rows need either reason, or both corpus and mix")
         for i, phase in enumerate(self.phases):
             if self.run.batch_tokens % phase.length or phase.length > self.model.context:
                 raise ConfigError(

@@ -14,9 +14,10 @@ from kvbench.tasks.mini.task import TASKS
 
 BOS, EOS = 1, 2
 
-#: loss weights by code: nothing, what cannot be known (random records, wording), text, answers
-WEIGHTS = (0.0, 0.1, 1.0, 10.0)
-NONE, LOW, TEXT, ANSWER = range(4)
+#: loss weights by code: nothing, what cannot be known (random records, wording), text, answers, and of them those that
+#: can be read in one place only
+WEIGHTS = (0.0, 0.1, 1.0, 10.0, 20.0)
+NONE, LOW, TEXT, ANSWER, FIRST = range(5)
 _ROLES = {"fixed": LOW, "record": LOW, "filler": TEXT}
 
 

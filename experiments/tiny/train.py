@@ -1,6 +1,7 @@
-"""Train the bundled model; starting the same command again goes on from the last checkpoint.
+"""Train a bundled model; starting the same command again goes on from the last checkpoint.
 
     python -m experiments.tiny.train experiments/tiny/tiny.yaml corpus.path=FOLDER run.dir=FOLDER
+    python -m experiments.tiny.train experiments/tiny/reason.yaml run.dir=FOLDER
 
 ``run.seconds`` sets how long it takes: rates and row lengths follow the clock. ``run.steps`` in its place makes the
 rows a function of the seed alone. In ``run.dir`` lie log.jsonl, checkpoint.pt and, at the end, model/.
@@ -20,27 +21,49 @@ import numpy as np
 import torch
 
 from experiments.tiny import corpus
-from experiments.tiny.config import TrainConfig, length_at, rate_at, read_train_config
+from experiments.tiny.circuits import draw_circuits
+from experiments.tiny.config import CorpusConfig, TrainConfig, length_at, rate_at, read_train_config
 from experiments.tiny.export import export
 from experiments.tiny.feed import Batch, Feed
 from experiments.tiny.fillers import Library
-from experiments.tiny.mix import ANSWER, TEXT, WEIGHTS, Mix
+from experiments.tiny.mix import ANSWER, FIRST, TEXT, WEIGHTS, Mix
 from experiments.tiny.model import Network
+from experiments.tiny.reason import TraceRows, write_tokenizer
 from kvbench.util import atomic
 
 
-def prepare_corpus(config: TrainConfig) -> Library:
+def prepare_corpus(config: CorpusConfig, workers: int) -> Library:
     """Return the tokenized corpus, from its cache where there is one."""
-    cache = Path(config.corpus.cache) if config.corpus.cache else None
-    tokenizer = Path(config.corpus.tokenizer)
+    cache = Path(config.cache) if config.cache else None
+    tokenizer = Path(config.tokenizer)
     if cache and cache.exists():
         tokens = corpus.Tokens.load(cache)
     else:
-        tokens = corpus.tokenize(Path(config.corpus.path), config.corpus.code, tokenizer, 2, config.run.workers)
+        tokens = corpus.tokenize(Path(config.path), config.code, tokenizer, 2, workers)
         if cache:
             cache.parent.mkdir(parents=True, exist_ok=True)
             tokens.save(cache)
     return Library(tokens, tokenizer)
+
+
+def row_maker(config: TrainConfig) -> tuple[Mix | TraceRows, Path]:
+    """Return the maker of rows, and the file of the tokenizer that their tokens are of."""
+    run = config.run
+    if config.reason is not None:
+        return TraceRows(config.reason, run.seed), write_tokenizer(Path(run.dir) / "tokenizer", config.model.context)
+    assert config.corpus is not None and config.mix is not None
+    begin = time.perf_counter()
+    library = prepare_corpus(config.corpus, run.workers)
+    print(
+        f"corpus: {len(library.tokens.prose) / 1e6:.1f}M prose and {len(library.tokens.code) / 1e6:.1f}M code tokens,"
+        f" {time.perf_counter() - begin:.1f} s",
+        flush=True,
+    )
+    return Mix(config.mix, library, run.seed), Path(config.corpus.tokenizer)
+
+
+#: share of the training over which the noise of keys and values rises from 0
+RISE = 0.1
 
 
 class Trainer:
@@ -49,9 +72,13 @@ class Trainer:
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
         self.config, self.device = config, device
         on_gpu = device.type == "cuda"
-        compute = torch.bfloat16 if on_gpu else torch.float32
-        self.network = Network(config.model, compute, compiled=config.run.compile and on_gpu)
-        self.network.initialise(torch.Generator().manual_seed(config.run.seed))
+        names = {"auto": torch.bfloat16 if on_gpu else torch.float32}
+        compute = names.get(config.run.compute) or getattr(torch, config.run.compute)
+        self.network = Network(config.model, compute, config.run.compile and on_gpu)
+        generator = torch.Generator().manual_seed(config.run.seed)
+        self.network.initialise(generator)
+        if config.reason is not None and config.reason.circuits:
+            draw_circuits(self.network, generator)  # raises ConfigError for shapes that lack room for it
         self.network.to(device)
         self.weights = torch.tensor(WEIGHTS, device=device)
         parameters = list(self.network.parameters())
@@ -73,8 +100,14 @@ class Trainer:
         """Take one step.
 
         Returns:
-            [6] on the device: loss, its weight, answers' loss and count, text's loss and count (sums over tokens).
+            [10] on the device: loss, its weight, answers' loss and count, text's loss and count, first visits' loss and
+            count, and the number of answers' tokens and of first visits that have less than half of the probability
+            (sums over tokens).
         """
+        run = self.config.run
+        self.network.noise = run.noise * min(1.0, max(0.0, self.progress - run.quiet) / RISE)
+        if self.network.noise:
+            torch.manual_seed((run.seed << 32) + self.step)  # the same noise in a run that is resumed
         ids = torch.from_numpy(batch[0].astype(np.int32)).to(self.device, non_blocking=True)
         codes = torch.from_numpy(batch[1]).to(self.device, non_blocking=True)
         # codes say what predicting a token is worth; the losses stand one place earlier
@@ -92,10 +125,12 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.tokens += ids.numel()
-        plain, answers, text = losses.detach(), codes == ANSWER, codes == TEXT
-        return torch.stack(
-            [loss.detach() * total, total, (plain * answers).sum(), answers.sum(), (plain * text).sum(), text.sum()]
-        )
+        plain, answers, text, first = losses.detach(), codes >= ANSWER, codes == TEXT, codes == FIRST
+        sums = [loss.detach() * total, total]
+        for part in (answers, text, first):
+            sums += [(plain * part).sum(), part.sum()]
+        unsure = plain > math.log(2)
+        return torch.stack([*sums, (answers & unsure).sum(), (first & unsure).sum()])
 
     def save(self, path: Path) -> None:
         """Write a checkpoint in one go, so that a kill leaves the old one or the new one."""
@@ -122,7 +157,7 @@ class Trainer:
 
 def row_of_log(trainer: Trainer, sums: torch.Tensor, length: int, pace: float) -> dict[str, Any]:
     """Write one line of the log: means over the steps since the last."""
-    loss, weight, answers, n_answers, text, n_text = sums.tolist()
+    loss, weight, answers, n_answers, text, n_text, first, n_first, unsure, first_unsure = sums.tolist()
     return {
         "step": trainer.step,
         "seconds": round(trainer.seconds, 2),
@@ -130,7 +165,10 @@ def row_of_log(trainer: Trainer, sums: torch.Tensor, length: int, pace: float) -
         "length": length,
         "rate": round(trainer.optimizer.param_groups[0]["lr"], 7),
         "loss": round(loss / max(weight, 1e-9), 4),
-        "answers": round(answers / max(n_answers, 1), 4),
+        "answers": round(answers / max(n_answers, 1), 7),
+        "unsure": round(unsure / max(n_answers, 1), 7),
+        "first": round(first / max(n_first, 1), 7),
+        "first_unsure": round(first_unsure / max(n_first, 1), 7),
         "text": round(text / max(n_text, 1), 4),
         "tokens_per_second": round(pace),
     }
@@ -147,17 +185,10 @@ def train_model(config: TrainConfig, stop_after: int | None = None) -> Trainer:
     atomic.tidy(folder)
     checkpoint = folder / "checkpoint.pt"
     run = config.run
-    begin = time.perf_counter()
-    library = prepare_corpus(config)
-    print(
-        f"corpus: {len(library.tokens.prose) / 1e6:.1f}M prose and {len(library.tokens.code) / 1e6:.1f}M code tokens,"
-        f" {time.perf_counter() - begin:.1f} s",
-        flush=True,
-    )
-    mix = Mix(config.mix, library, run.seed)
+    rows, tokenizer = row_maker(config)
 
     def make(index: int, progress: float) -> Batch:
-        return mix.batch(index, length_at(config.phases, progress), run.batch_tokens)
+        return rows.batch(index, length_at(config.phases, progress), run.batch_tokens)
 
     start = torch.load(checkpoint, map_location="cpu", weights_only=True)["step"] if checkpoint.exists() else 0
     with Feed(make, run.workers, start, run.steps) as feed, (folder / "log.jsonl").open("a") as log:
@@ -167,7 +198,7 @@ def train_model(config: TrainConfig, stop_after: int | None = None) -> Trainer:
             trainer.load(checkpoint)
         feed.tell(trainer.progress)
         clock = time.perf_counter() - trainer.seconds
-        saved, logged, sums = trainer.seconds, (trainer.seconds, trainer.tokens), torch.zeros(6, device=device)
+        saved, logged, sums = trainer.seconds, (trainer.seconds, trainer.tokens), torch.zeros(10, device=device)
         steps = 0
         while trainer.progress < 1.0 and (stop_after is None or steps < stop_after):
             batch = feed.next()
@@ -193,7 +224,7 @@ def train_model(config: TrainConfig, stop_after: int | None = None) -> Trainer:
                 saved = trainer.seconds
         trainer.save(checkpoint)
     if trainer.progress >= 1.0:
-        export(config.model, trainer.network.state_dict(), Path(config.corpus.tokenizer), folder / "model")
+        export(config.model, trainer.network.state_dict(), tokenizer, folder / "model")
         print(f"{trainer.step} steps, {trainer.tokens / 1e6:.0f}M tokens, {trainer.seconds:.0f} s: {folder / 'model'}")
     return trainer
 

@@ -150,7 +150,7 @@ def _list(stores: Sequence[RunStore]) -> int:
             print(f"skipped: {problem}", file=sys.stderr)
             continue
         run = marked(store, metrics, code=code) if metrics else begun(store, code)
-        named.append({"label": run["label"], "config": run["config"], "env": run.get("env")})
+        named.append({key: run.get(key) for key in ("label", "config", "env", "data")})
         runs.append(record.read_metrics({**run, **_UNLISTED}))
     if not runs:
         raise KvbenchError(

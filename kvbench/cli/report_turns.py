@@ -42,7 +42,8 @@ def show_turns(arguments: argparse.Namespace, chosen: Sequence[RunStore]) -> int
             problem = "has not finished" if metrics is None else "has no turns"
             raise KvbenchError(f"run {name}: it {problem}.\n  hint: run dataset=mini/turns, or use --show")
     whole = [metrics for _, metrics in runs if metrics is not None]
-    names = [f"{name}, {kind_of(run)}" for name, run in zip(labels(whole, beside=("model",)), whole, strict=True)]
+    shown = labels(whole, beside=("model", "dataset.turns", "dataset.history"))
+    names = [", ".join(filter(None, (name, kind_of(run)))) for name, run in zip(shown, whole, strict=True)]
     tables = turn_tables(whole)
     if arguments.format == "csv":
         print(turns_csv(names, tables), end="")

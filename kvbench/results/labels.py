@@ -11,6 +11,8 @@ Metrics = Mapping[str, Any]
 
 #: keys of the group `method` that are not hyper-parameters
 UNSAID = ("_target_", "takes", "preset")
+#: options of a data set, as its identity has them, that change what is asked of the cache
+ASKED = ("turns", "history", "questions")
 #: hyper-parameters that the label of a run always shows, in one spelling
 SHOWN = ("layers",)
 
@@ -32,7 +34,7 @@ def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
 
     A name consists of the method, the quantizer, and the options in which runs of this method and quantizer differ,
     without options in `beside`, which another column shows. Control characters in it are escaped. Only ``label``,
-    ``config`` and ``env`` of `metrics.json` are read.
+    ``config``, ``env`` and ``data`` of `metrics.json` are read.
     """
     alike: dict[str, list[dict[str, Any]]] = {}
     settings = [{key: value for key, value in _settings(run).items() if key not in beside} for run in runs]
@@ -67,6 +69,8 @@ def _settings(run: Metrics) -> dict[str, Any]:
     flat |= {f"method.{key}": value for key, value in config["method"].items() if key not in (*UNSAID, *SHOWN)}
     rotation = config["method"].get("rotation") or {}  # runs from before the option have none
     flat["method.rotation"] = "/".join(dict.fromkeys(str(rotation.get(side, "none")) for side in ("key", "value")))
+    data = (run.get("data") or {}).get("identity") or {}
+    flat |= {f"dataset.{key}": data[key] for key in ASKED if key in data}
     server = (run.get("env") or {}).get("endpoint") or {}
     flat |= {f"model.{key}": server[key] for key in ("concurrency", "prefix_reuse") if key in server}
     return flat | {f"decoding.{key}": value for key, value in config["decoding"].items()}

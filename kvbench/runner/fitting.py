@@ -62,9 +62,12 @@ class Fitting:
         if left_out:
             names = ", ".join(sample.id for sample in left_out[:SHOWN])
             more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
+            model = self.config.model
+            limits = {"model.max_length": model.max_length, "model.prompt_limit": model.prompt_limit}
+            by = ", ".join(f"{key}={limit}" for key, limit in limits.items() if limit is not None)
             say(
                 f"{len(left_out)} of {len(samples)} samples do not fit into the model with their answers "
-                f"(model.max_length={self.config.model.max_length}), and are left out: {names}{more}"
+                f"({by}), and are left out: {names}{more}"
             )
         if samples and not kept:
             raise DataError(

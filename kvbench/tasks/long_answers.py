@@ -181,7 +181,7 @@ class LongBenchV2(LongAnswers):
                 "dataset.answer_template",
                 self.answer_template,
                 "must contain {reasoning} exactly once",
-                allowed=[f"{{{name}}}" for name in second.fields],
+                hint="write {reasoning} where the model's reasoning is to stand",
             )
 
     @cached_property
@@ -189,9 +189,16 @@ class LongBenchV2(LongAnswers):
         return None if self.answer_template is None else Template.parse(self.answer_template, "dataset.answer_template")
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError if the model holds less than the official prompts, and the limit was not changed."""
+        """Raise ConfigError if the model holds less than the official prompts, and the limit was not changed.
+
+        Also if the answer to a second prompt would leave no room for it.
+        """
         super().fits(config)
         check_context(config, self.prompt_limit, self.max_new_tokens, "dataset.prompt_limit", "fill")
+        most, fixed = config.model.max_length, config.decoding.max_new_tokens
+        if self._second is not None and not fixed and self.answer_tokens >= most:
+            problem = f"leaves no room for a prompt, because model.max_length={most}"
+            raise ConfigError("dataset.answer_tokens", self.answer_tokens, problem, allowed=f"at most {most - 1}")
 
     def read(self) -> dict[str, list[Entry]]:
         """See :meth:`Records.read`. Raises DataError if a file of the hub has other numbers of questions by kind."""
@@ -261,6 +268,8 @@ class LiveCodeBench(LongAnswers):
         try:
             case = json.loads(record["test"])[0]
             given, expected = case["input"], case["output"]
+            if not (is_text(given) and is_text(expected)):
+                raise ValueError("no text that UTF-8 can hold")
             json.loads(expected)
             call = f"assert {record['function_name']}({', '.join(given.split(chr(10)))}) == # TODO"
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

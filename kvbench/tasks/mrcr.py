@@ -21,7 +21,7 @@ from kvbench.tasks import data
 from kvbench.tasks.base import PromptRules, Sample, Setup, check_list
 from kvbench.tasks.long_answers import LongAnswers, check_context
 from kvbench.tasks.mini.tokens import encoder, tokenizer_fingerprint
-from kvbench.tasks.records import COUNT, FILLED_TEXT, Record, check_record
+from kvbench.tasks.records import COUNT, FILLED_TEXT, Record, check_record, is_text
 from kvbench.tasks.template import Entry
 from kvbench.util.schema import MOST_TOKENS, bounded
 
@@ -93,11 +93,11 @@ class MRCR(LongAnswers):
         texts = dict.fromkeys(("prompt", "answer", "random_string_to_prepend"), FILLED_TEXT)
         check_record(record, {**texts, "n_needles": COUNT, "n_chars": COUNT}, place)
         try:
-            messages = [(str(turn["role"]), turn["content"]) for turn in json.loads(record["prompt"])]
+            messages = [(turn["role"], turn["content"]) for turn in json.loads(record["prompt"])]
             (*history, (role, request)) = messages
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise DataError(f"{place}: field 'prompt' is not a JSON list of chat messages ({error}).") from error
-        if role != "user" or not all(isinstance(text, str) for _, text in messages):
+        if role != "user" or not all(is_text(text) for message in messages for text in message):
             raise DataError(f"{place}: field 'prompt' must be messages with texts, the last one of the user.")
         kept = {name: record[name] for name in texts}
         edge = None
@@ -118,7 +118,7 @@ class MRCR(LongAnswers):
                 "dataset.o200k",
                 self.o200k,
                 "is not a tokenizer.json that can be read",
-                hint="dataset.o200k=null estimates the tokens from the characters",
+                hint="dataset.o200k=null, which estimates the tokens from the characters",
             ) from error
         return lambda texts: sum(map(len, encode(texts)))
 

@@ -88,6 +88,19 @@ def test_labels_name_what_differs_and_nothing_else():
     assert tables.labels(runs) == ["kivi int2 residual=32", "kivi int2 residual=64", "fp16"]
 
 
+def test_labels_name_how_the_turns_of_a_conversation_see_earlier_ones():
+    """Runs of one-off questions have no turns in their identity; an older record has no data."""
+    asked = ({"turns": "stored"}, {"turns": "anew", "questions": 4}, {"turns": "stored", "history": "own"}, {}, None)
+    runs = [{**run("kivi int2"), "data": {"identity": identity}} for identity in asked] + [run("kivi int2")]
+    assert tables.labels(runs) == [
+        "kivi int2 turns=stored",
+        "kivi int2 turns=anew questions=4",
+        "kivi int2 turns=stored history=own",
+        *["kivi int2"] * 3,
+    ]
+    assert tables.labels(runs[:1]) == ["kivi int2"]
+
+
 def test_labels_name_a_rotation_that_only_some_runs_have():
     """Runs from before the option rotate nothing."""
     sides = (

@@ -63,6 +63,10 @@ def test_reuse_and_prefill_anew_differ_where_the_prefix_is_packed_and_nowhere_el
     assert all(float(line["score"]) == 1.0 for line in lines if line["run"].startswith("fp16"))
     assert main(["--results", str(tmp_path), "--by-turn", names[0], "--format", "markdown"]) == 0
     assert "| turn | fp16 dtype=float32, stored |" in capsys.readouterr().out
+    store = store_of(own)
+    store.write_metrics({**own, "data": None})
+    assert main(["--results", str(tmp_path), "--by-turn", own["run_id"], "--format", "markdown"]) == 0
+    assert "| turn | fp16 dtype=float32 |" in capsys.readouterr().out
 
 
 def test_runs_without_turns_have_no_table_by_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -175,7 +175,7 @@ def test_longbench_v2_with_reasoning_has_the_official_templates(tmp_path: Path) 
     plain = task(tmp_path, "longbench_v2").identity()
     assert "answer_template" not in plain and data_set.identity()["answer_tokens"] == 128
     for wrong in ("{question}", "{reasoning} {reasoning}"):
-        with pytest.raises(ConfigError, match=r"must contain \{reasoning\} exactly once"):
+        with pytest.raises(ConfigError, match=r"must contain \{reasoning\} exactly once\.\n  hint: write \{reas"):
             task(tmp_path, "longbench_v2_cot", answer_template=wrong)
 
 
@@ -272,7 +272,13 @@ def test_bins_of_mrcr_by_the_authors_tokens_are_those_of_messages_and_answer(tmp
     assert [sample.length for sample in data_set.samples()] == [8192, 16384]  # the others are too short
     assert data_set.notes()["lengths"] == "tokens of tokenizer.json"
     assert data_set.identity()["o200k"] and "o200k" not in task(tmp_path, "mrcr", [mrcr(30_000)]).identity()
-    with pytest.raises(ConfigError, match=r"dataset\.o200k.*is not a tokenizer"):
+    limited = Tokenizer.from_file(str(file))
+    limited.enable_truncation(16)
+    limited.enable_padding()
+    limited.save(str(tmp_path / "limited.json"))  # some files say how to cut and pad, which is no matter of counting
+    data_set = task(tmp_path, "mrcr", [*long, mrcr(30_000)], o200k=str(tmp_path / "limited.json"))
+    assert [sample.length for sample in data_set.samples()] == [8192, 16384]
+    with pytest.raises(ConfigError, match=r"dataset\.o200k.*is not a tokenizer.*\n.*dataset\.o200k=null, which"):
         list(task(tmp_path, "mrcr", [record], o200k=str(tmp_path)).samples())
 
 
@@ -324,6 +330,10 @@ def test_conversations_that_do_not_fit_with_their_answers_are_left_out_by_name(
     alone["model"] = made["model"]
     with pytest.raises(DataError, match="none of 1 samples fits"):
         answer_run(alone)
+    alone["model"] = {**made["model"], "prompt_limit": 8000}
+    with pytest.raises(DataError, match="none of 1 samples fits"):
+        answer_run(alone)
+    assert "(model.max_length=8192, model.prompt_limit=8000)" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # two processes that import torch
@@ -397,7 +407,12 @@ def test_seals_are_undone(text: str) -> None:
 
 @pytest.mark.parametrize(("name", "field"), [("livecodebench", "test"), ("mrcr", "prompt"), ("mrcr", "answer")])
 @pytest.mark.parametrize(
-    "value", ["[" * 5000, "{}", "null", "[1]", '[{"role": "user", "content": null}]', "", None, 5, []]
+    "value",
+    [
+        *("[" * 5000, "{}", "null", "[1]", '[{"role": "user", "content": null}]', "", None, 5, []),
+        *('[{"role": "user", "content": "\\ud800"}]', '[{"input": "\\ud800", "output": "1"}]'),  # half a character
+        '[{"role": 5, "content": "a"}, {"role": "user", "content": "b"}]',
+    ],
 )
 def test_odd_fields_are_named_with_their_record(tmp_path: Path, name: str, field: str, value: Any) -> None:
     record = {**RECORDS[name][0], field: value}
@@ -525,6 +540,7 @@ def test_mrcr_runs_with_its_turns_as_the_prompt(tmp_path: Path) -> None:
         ("aime2025", {"max_new_tokens": 4096}, "dataset.max_new_tokens"),
         ("aime2025", {"shots": 1}, "dataset.shots"),
         ("longbench_v2", {}, "dataset.prompt_limit"),
+        ("longbench_v2_cot", {"prompt_limit": "fill", "answer_tokens": 2048}, "dataset.answer_tokens"),
         ("mrcr", {"max_new_tokens": 5}, "dataset.lengths"),
     ],
 )

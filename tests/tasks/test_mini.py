@@ -281,6 +281,7 @@ def test_every_preset_loads(path):
     text = path.read_text()
     assert text.startswith("# ")
     task = load(yaml.safe_load(text))
+    assert ("questions:" in text) == (path.stem in (*ASKING, "turns"))  # keys of a preset can be typed as they are
     name = str(path.relative_to(CONF).with_suffix(""))
     assert task.name == name
     if name not in ("mini", "mini/full", "mini/turns"):

@@ -18,7 +18,8 @@ TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "tiny" / "tokenizer
 def encoder(path: Path = TOKENIZER) -> Encode:
     """Load a tokenizer, and return a function from a list of texts to a list of token ids for each.
 
-    No special tokens are added. The file is a ``tokenizer.json`` of the library `tokenizers`.
+    No special tokens are added, and nothing is cut or padded. The file is a ``tokenizer.json`` of the library
+    `tokenizers`.
 
     Raises:
         DataError: the file is missing, or is not a tokenizer.
@@ -31,6 +32,8 @@ def encoder(path: Path = TOKENIZER) -> Encode:
         raise DataError(
             f"{path}: the bundled tokenizer cannot be read ({error}).\n  hint: install kvbench again"
         ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
 
     def encode(texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]

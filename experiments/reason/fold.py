@@ -1,0 +1,114 @@
+"""The table of long answers: the share of traces that are right at their end, by setting and length.
+
+Greedy answers of one run of the longest length are read at every length: the beginning of an answer is the answer of a
+run that ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from experiments.measured import Folded, Rows, Setting, Stored
+from experiments.stored import as_csv, markdown_table
+from kvbench.metrics.intervals import newcombe, wilson
+from kvbench.tasks.reason import Reason
+
+_SETTINGS = {
+    "fp16": "fp16",
+    "kivi 8": "kivi:int8",
+    "kivi 4": "kivi:int4",
+    "kivi 3": "kivi:int3",
+    "kivi 2": "kivi:int2",
+    "kivi 2, keys per token": "kivi:int2:key_axis=token",
+    "atom 4": "atom:int4_token",
+    "logquant 4": "logquant:int4_g64",
+    "logquant 2": "logquant",
+    "streamingllm, half": "streamingllm:budget=4096",
+}
+SETTINGS = tuple(Setting(name, "", setting) for name, setting in _SETTINGS.items())
+#: tokens of the answers
+LENGTHS = (50, 2000, 4000, 8000)
+RUN = "reason"
+
+
+def longest_answers(lines: int, limit: int) -> dict[str, list[str]]:
+    """Return the data of the one run that each setting has."""
+    longest = f"dataset.lengths=[{max(LENGTHS)}]"
+    return {RUN: ["dataset=reason", longest, f"dataset.lines={lines}", f"dataset.limit={limit}"]}
+
+
+def first_wrong(prediction: str, answer: str) -> int | None:
+    """Return the first step (from 1) that is not the answer's, or is missing; None if all are right."""
+    words, wanted = prediction.split(), answer.split()
+    for place in range(0, len(wanted), 2):
+        if words[place : place + 2] != wanted[place : place + 2]:
+            return place // 2 + 1
+    return None
+
+
+def ends_right(prediction: str, answer: str, length: int) -> bool:
+    """Return True if the state after `length` tokens is the answer's."""
+    return prediction.split()[length - 2 : length] == answer.split()[length - 2 : length]
+
+
+def fold_reason(stored: Mapping[str, Stored], lines: int, limit: int) -> Folded:
+    """Return ``table.md``, ``lengths.csv`` and ``steps.csv`` of the settings that have all samples."""
+    samples = Reason(lengths=(max(LENGTHS),), lines=lines, limit=limit).samples()
+    answers = {sample.id: sample.answers[0] for sample in samples}
+    runs = {name: done.rows[RUN] for name, done in stored.items()}
+    full = {name: rows for name, rows in runs.items() if rows.keys() >= answers.keys()}
+    if "fp16" not in full:
+        return Folded(f"fp16 has {len(runs.get('fp16', ()))} of {limit} samples")
+    right = {name: ends_by_length(rows, answers) for name, rows in full.items()}
+    wrong = {
+        name: [first_wrong(rows[key]["prediction"], answer) for key, answer in answers.items()]
+        for name, rows in full.items()
+    }
+    table, cells = [], []
+    for name, by_length in right.items():
+        steps = [step for step in wrong[name] if step is not None]
+        shares = []
+        for length, ends in by_length.items():
+            n, count = len(ends), sum(ends)
+            low, high = wilson(count, n)
+            full_precision = right["fp16"][length]
+            pairs = list(zip(ends, full_precision, strict=True))
+            differences = newcombe(*(float(pairs.count(pair)) for pair in _PAIRS))
+            shares.append(f"{100 * count / n:.1f} ({100 * low:.1f}-{100 * high:.1f})")
+            cells.append([name, length, count, n, low, high, (count - sum(full_precision)) / n, *differences])
+        read = 2 * sum(step or max(LENGTHS) // 2 for step in wrong[name])  # tokens up to the first error
+        table.append([name, *shares, f"{median(steps):.0f}" if steps else "-", f"{len(steps) / read:.1e}"])
+    head = ["", *(f"{length} tokens" for length in LENGTHS), "first wrong step, median", "errors a token"]
+    text = [f"{limit} programs of {lines} lines; answers right at their end, %, with Wilson's 95 % interval"]
+    text += ["", *markdown_table(head, table)]
+    missing = [name for name in runs if name not in full]
+    text += ["", f"Left out, with fewer samples: {', '.join(missing)}"] if missing else []
+    columns = ["setting", "tokens", "right", "n", "low", "high", "to_fp16", "to_fp16_low", "to_fp16_high"]
+    files = {
+        "lengths.csv": as_csv(columns, (dict(zip(columns, _shown(cell), strict=True)) for cell in cells)),
+        "steps.csv": as_csv(
+            ["sample", *wrong],
+            (
+                {"sample": key, **{name: str(steps[i] or "") for name, steps in wrong.items()}}
+                for i, key in enumerate(answers)
+            ),
+        ),
+    }
+    return Folded("\n".join(text) + "\n", files, {"programs": limit, "settings": len(stored)})
+
+
+#: the cases of Newcombe's interval: right in both, in the first alone, in the second alone, in neither
+_PAIRS = ((True, True), (True, False), (False, True), (False, False))
+
+
+def ends_by_length(rows: Rows, answers: Mapping[str, str]) -> dict[int, list[bool]]:
+    """Return for each length whether each answer is right there."""
+    return {
+        length: [ends_right(rows[key]["prediction"], answer, length) for key, answer in answers.items()]
+        for length in LENGTHS
+    }
+
+
+def _shown(cell: Sequence[object]) -> list[str]:
+    return [f"{value:.5g}" if isinstance(value, float) else str(value) for value in cell]
