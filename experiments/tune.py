@@ -4,7 +4,7 @@
 of a model share its evaluations, and the command goes on where it stopped. ``--write`` folds what is there. ``grid``
 evaluates the recipes of a space of the bundled model once, and ``replay`` runs searches on them with many seeds
 (:mod:`experiments.tune_grid`); ``time`` and ``stops`` measure what a search costs (:mod:`experiments.tune_cost`).
-``page`` writes README.md from the files that are there.
+``page`` writes README.md, and the recipes, from the files that are there.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.what == "page":
         outcomes = json.loads((arguments.out / "gates.json").read_text(encoding="utf-8"))
         atomic.replace_file(arguments.out / "README.md", results_page(outcomes, arguments.out).encode())
+        write_recipes(outcomes, arguments.out)
         return 0
     failed, outcomes = 0 if arguments.write else _run(arguments), _outcomes(arguments.store)
     text = results_page(outcomes, arguments.out)
@@ -190,6 +191,7 @@ def recipe_of(outcome: Mapping[str, Any]) -> dict[str, Any]:
         "kind": "recipe",
         "model": outcome["model"],
         "budget_bits": outcome["budget"],
+        "budget_kl": None,
         "bits": outcome["bits"],
         "kl": {
             "mean": float(kl.mean()),

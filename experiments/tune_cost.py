@@ -157,7 +157,7 @@ def cost_lines(out: Path) -> list[str]:
             "The rule itself, on all pairs of recipes that were scored on all windows, in random orders of these: of",
             f"{sums['better']:,} pairs in which one beats the best before it, {sums['better_stopped']:,} are stopped "
             f"({100 * sums['better_stopped'] / sums['better']:.2g} %;",
-            f"at most 1 % is promised), and of {sums['worse']:,} others "
+            f"if differences are normal, at most 1 %), and of {sums['worse']:,} others "
             f"{100 * sums['worse_stopped'] / sums['worse']:.0f} %.",
         ]
     return lines

@@ -170,7 +170,8 @@ def replay_lines(out: Path) -> list[str]:
         "large one, its budget and the share of 1 % were fixed before any of its recipes was evaluated; other shares",
         "decide nothing. Of 15 evaluations most go to sensitivities, and random recipes do better.",
         "",
-        "| grid | bits | recipes in them | evaluations | share | more | as much | less | random / adaptive, median |",
+        "| grid | budget, bits | recipes under it | evaluations | share | more | as much | less | random / adaptive, "
+        "median |",
         "|:--|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:

@@ -20,8 +20,9 @@ from kvbench.fit.engines import CacheFormat, refusal
 from kvbench.fit.model import FitModel
 from kvbench.profiling.roofline import KERNELS, Gpu, live_elements
 
-#: bytes that a runtime takes beside torch's allocator, on one GPU and on each of several (NCCL's buffers): vLLM 0.19's
-#: logs of llm-d-incubation/llm-d-planner (accuracy/results/v0.19.0)
+#: bytes that a runtime takes beside torch's allocator, on one GPU and on each of several that share layers (NCCL's
+#: buffers; llama.cpp's, which have whole layers, do without): vLLM 0.19's logs of llm-d-incubation/llm-d-planner
+#: (accuracy/results/v0.19.0)
 RUNTIME, RUNTIME_SEVERAL = 0.25 * 2**30, 2.1 * 2**30
 #: tokens of vLLM's profiled pass: on cards with this memory and on smaller ones (its defaults for a server)
 BATCHED, BATCHED_SMALL, LARGE = 8192, 2048, 70 * 2**30
@@ -120,11 +121,22 @@ class Wish:
 
     def left(self, activations: float) -> float:
         """Return the bytes beside weights, activations and runtime on each GPU; negative if those are too large."""
-        return self.budget - self.weights - activations - (RUNTIME if self.gpus == 1 else RUNTIME_SEVERAL)
+        runtime = RUNTIME if self.gpus == 1 or self.whole_layers else RUNTIME_SEVERAL
+        return self.budget - self.weights - activations - runtime
 
     def room(self, context: int, batch: int) -> float:
         """Return the bytes that are left for the cache on each GPU."""
         return self.left(self.activations(context, batch))
+
+    def fits_placed(self, forms: Sequence[CacheFormat]) -> bool:
+        """Return True if the question's sequences fit in one of these formats, each placed as its engines do."""
+        return any(self.placed(form).fits(form, self.context, self.batch) for form in forms)
+
+    def enough_gpus(self, forms: Sequence[CacheFormat]) -> int | None:
+        """Return the smallest larger number of GPUs that can share the model and suffice; None if there is none."""
+        counts = range(1, self.model.layers + 1) if self.whole_layers else self.model.gpu_counts()
+        more = (count for count in counts if self.gpus < count <= MOST_GPUS)
+        return next((count for count in more if replace(self, gpus=count).fits_placed(forms)), None)
 
     def fits(self, form: CacheFormat, context: int, batch: int) -> bool:
         """Return True if `batch` sequences of `context` tokens fit."""
@@ -237,18 +249,16 @@ def chosen(rows: Sequence[FitRow], engine: str | None = None) -> FitRow | None:
     return min(known, key=lambda row: row.kl or 0.0) if known else rows[0] if rows else None
 
 
-def check_room(wish: Wish) -> None:
-    """Raise KvbenchError if the weights leave no room for any cache."""
-    if wish.room(1, 1) > 0:
+def check_room(wish: Wish, forms: Sequence[CacheFormat]) -> None:
+    """Raise KvbenchError if the weights leave no room for any cache; `forms` are those that more GPUs would be for."""
+    if any(placed.room(1, 1) > 0 for placed in (wish, *map(wish.placed, forms))):
         return
     need, have = (wish.budget - wish.room(1, 1)) / 2**30, wish.budget / 2**30
-    fewer = "" if wish.model.size is not None or wish.model.precision.bits < 5 else "--weights int4, "
-    count = wish.gpus
-    while count <= MOST_GPUS and replace(wish, gpus=count).room(1, 1) <= 0:
-        count *= 2
-    more = f"more GPUs (--gpus {count}) or " if count <= MOST_GPUS else ""
+    ways = [] if wish.model.size is not None or wish.model.precision.bits < 5 else ["--weights int4"]
+    if count := wish.enough_gpus(forms):
+        ways.append(f"more GPUs (--gpus {count})")
     raise KvbenchError(
         f"{wish.model.name} on {wish.gpu.name}: weights ({wish.weights / 2**30:.1f} GiB in "
         f"{wish.model.precision.name}) and what a step needs take {need:.1f} GiB of {have:.1f} usable.\n"
-        f"  hint: use {fewer}{more}a card with more memory"
+        f"  hint: use {', '.join(ways)}{' or ' if ways else ''}a card with more memory"
     )

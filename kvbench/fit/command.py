@@ -156,7 +156,7 @@ def _answer(arguments: argparse.Namespace) -> int:
         )
         raise ConfigError("--gpus", arguments.gpus, problem, hint=f"--gpus {model.layers}")
     wish = Wish(model, card, context, arguments.batch, arguments.gpus, arguments.utilization, whole)
-    check_room(wish)
+    check_room(wish, [form for form in suited(model, arguments.formats)[0] if not engine or engine in form.flags])
     rows, left_out = fit_rows(wish, arguments.formats, arguments.weights == "fp8")
     sentence, notes = answer_sentence(wish, rows, engine), fit_notes(wish, rows, left_out)
     if arguments.weights in ("int4", "int8"):  # unlike fp8, engines do not make them of 16 bits

@@ -104,10 +104,15 @@ class FitModel:
         part = replace(self.cache, heads=heads[0], query_heads=heads[1])
         return part.bytes(method, tokens, tokens).total
 
+    def gpu_counts(self) -> list[int]:
+        """Return the numbers of GPUs among which vLLM and SGLang can divide the heads of each layer."""
+        heads, keys = self.shape().query_heads, self.cache.heads if self.cache else 1
+        return [n for n in range(1, heads + 1) if heads % n == 0 and (keys % n == 0 or n % keys == 0)]
+
     def check_gpus(self, gpus: int) -> None:
         """Raise ConfigError if vLLM and SGLang cannot divide the heads of each layer among `gpus` GPUs."""
         heads, keys = self.shape().query_heads, self.cache.heads if self.cache else 1
-        allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (keys % n == 0 or n % keys == 0)]
+        allowed = self.gpu_counts()
         if gpus not in allowed:
             problem = f"{self.name} has {heads} query heads and {keys} for keys, which so many GPUs cannot share"
             hint = f"--gpus {max(n for n in allowed if n < gpus)}, or --engine llama.cpp, which splits layers"

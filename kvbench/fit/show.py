@@ -37,19 +37,24 @@ def answer_sentence(wish: Wish, rows: Sequence[FitRow], engine: str | None = Non
         most = f"the longest context is {far.longest_context:,} tokens, with {far.format}"
         if not far.longest_context:
             most = f"there is no room for a token of each of {wish.batch} sequences"
-        return (
-            f"Nothing fits {asked} of {wish.model.name} on {card}: {most}; use a shorter --context, a smaller --batch, "
-            f"--weights int4 or --gpus {2 * wish.gpus}."
-        )
+        ways = ["a shorter --context", "a smaller --batch"]
+        if wish.model.size is None and wish.model.precision.bits > 5:
+            ways.append("--weights int4")
+        forms = [FORMATS[row.format] for row in rows if (engine in row.flags if engine else row.flags)]
+        if count := wish.enough_gpus(forms):
+            ways.append(f"--gpus {count}")
+        return f"Nothing fits {asked} of {wish.model.name} on {card}: {most}; use {', '.join(ways[:-1])} or {ways[-1]}."
     served = engine or ", ".join(name for name in ENGINES if name in row.flags)
     what = f"Use {row.format} ({served}) for {asked} of {wish.model.name} on {card}"
     at = f"{1e3 * row.tpot_s:.3g} ms a token, {1 / row.tpot_s * wish.batch:.3g} tokens/s"
     if row.format == "fp16":
         reason = "what others lose was not measured" if row.kl is None else f"no close format is {WORTH:.0%} faster"
+        if len(rows) == 1:
+            reason = "no other format was compared"
         return f"{what}: it fits and is exact, and {reason} ({at})."
     if row.kl is None:
         return f"{what}: it has the most bits of what fits ({at}); its loss was not measured."
-    near = f"the closest to fp16 within {WORTH:.0%} of the fastest that is close"
+    near = f"of the formats close to fp16, the closest whose time is within {WORTH:.0%} of the fastest's"
     why = near if row.kl <= CLOSE else "the closest to fp16 that fits"
     return f"{what}: {why} ({at}; KL {row.kl:.2g} nats on {measured()['fidelity']['model']})."
 

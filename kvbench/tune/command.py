@@ -156,9 +156,10 @@ def _tuned(arguments: argparse.Namespace) -> str:
     best, scores = run_search(aim, arguments.search, arguments.budget, arguments.seed,
                               lambda recipe, incumbent: tuning.evaluate(aim, recipe, incumbent))  # fmt: skip
     if best is None:
+        other = "" if arguments.search == "adaptive" else ", or use --search adaptive"
         raise KvbenchError(
             f"--search {arguments.search} found no recipe under the budget in {len(scores)} evaluations.\n"
-            "  hint: raise --budget or --bits, or use --search adaptive"
+            f"  hint: raise --budget or --bits{other}"
         )
     layers, stopped = space.expand(best.recipe), sum(scored.stopped for scored in scores)
     record = recipe_record(tuning, aim, best, len(scores), arguments.search, tuning.test(layers))

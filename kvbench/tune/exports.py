@@ -99,9 +99,7 @@ def _alike(engine: str, forms: Sequence[str] | Mapping[int, str], spelled: Calla
         except (ConfigError, KeyError):
             raise _refuse(engine, layer, form, "its caches have no such format") from None
         if form != by_layer[first]:
-            raise _refuse(
-                engine, layer, form, f"it has one format for all layers, and layer {first} is {by_layer[first]}"
-            )
+            raise _refuse(engine, layer, form, f"layer {first} is {by_layer[first]}; its caches have one format")
     return text
 
 

@@ -41,14 +41,16 @@ def test_recipes_name_each_layer() -> None:
     assert record["layers"] == [{"keys": "q8_0", "values": "q8_0"}] * 2 + [{"keys": "q8_0", "values": "iq4_nl"}]
     assert record["kl"] == {"mean": 0.2, "se": 0.09999999999999999, "p99": 0.5, "windows": 2, "held_out": True}
     assert record["search_kl"] == {"mean": 0.1}
-    stored = {one["layers"] for one in json.loads((FOLDER / "gates.json").read_text()) if one["search"] == OURS}
+    stored = [one for one in json.loads((FOLDER / "gates.json").read_text()) if one["search"] == OURS]
     words = (ROOT / "docs" / "which-cache.md").read_text(encoding="utf-8")
     rows = verdicts(json.loads((FOLDER / "gates.json").read_text()))
     better = sum(row["difference"] < -2 * row["error"] for row in rows)
     assert f"in {better} of {len(rows)} cases, and never more" in " ".join(words.split())
     assert not any(row["difference"] > 2 * row["error"] for row in rows)
     kept = [json.loads(path.read_text()) for path in FOLDER.parent.glob(RECIPES)]
-    assert stored == {layer_map(forms_in(one)) for one in kept}
+    assert {one["layers"] for one in stored} == {layer_map(forms_in(one)) for one in kept}
+    written = {(one["model"], one["budget_bits"]): one for one in kept}
+    assert written == {(one["model"], one["budget"]): recipe_of(one) for one in stored}
 
 
 def test_the_page_is_that_of_the_files_beside_it() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from kvbench.bench.choices import shape_of
 from kvbench.errors import ConfigError
-from kvbench.fit.answer import Wish, chosen, greatest, step_time
+from kvbench.fit.answer import RUNTIME, Wish, chosen, greatest, step_time
 from kvbench.fit.command import fit_rows, main
 from kvbench.fit.engines import FORMATS
 from kvbench.fit.model import FitModel, model_of, read_model
@@ -110,9 +110,39 @@ def test_llama_cpp_gives_each_gpu_whole_layers_that_work_one_after_the_other() -
     assert several.weights == one.weights * 11 / 32
     assert several.cached(q8, 8192, 4) == one.cached(q8, 8192, 4) * 11 / 32
     assert step_time(several, q8)[0] == step_time(one, q8)[0]
+    assert several.left(0) == one.budget - several.weights - RUNTIME, "layers that are not shared need no NCCL"
     assert several.placed(FORMATS["fp8"]) == several and replace(one, gpus=2).placed(q8).whole_layers
     rows = {row.format: row for row in fit_rows(replace(one, gpus=2), ["q8_0", "int8_per_token_head"])[0]}
     assert rows["q8_0"].tpot_s > 1.5 * rows["int8_per_token_head"].tpot_s, "vLLM's GPUs share each layer"
+
+
+@pytest.mark.parametrize(
+    ("asked", "count"),
+    [
+        ("llama2-13b --memory-gb 4.5 --formats fp16", 20),  # 40 heads
+        ("llama2-13b --memory-gb 4.5 --formats q8_0", 8),  # which llama.cpp places
+        ("llama2-13b --memory-gb 4.5 --formats fp16 --engine llama.cpp", 8),
+        ("smollm2-135m --memory-gb 0.6 --batch 2 --context 8k", 3),  # 9 heads, 3 for keys
+        ("smollm2-135m --memory-gb 0.6 --batch 2 --context 8k --engine vllm", None),  # NCCL's buffers are larger
+        ("llama3.1-8b --memory-gb 24 --batch 1000000", None),
+    ],
+)
+def test_a_hint_names_the_fewest_gpus_that_can_share_the_model_and_suffice(
+    asked: str, count: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"{asked} --gpu own --bandwidth-TBs 1".split()
+    assert main(words) == 1
+    said = "".join(capsys.readouterr())
+    assert ("--gpus" in said) == (count is not None)
+    if count is not None:
+        assert f"--gpus {count}" in said
+        assert main([*words, "--gpus", str(count)]) == 0
+
+
+def test_the_sentence_compares_fp16_with_what_was_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    for formats, reason in (("fp16", "no other format was compared"), ("fp16 q8_0", "no close format is 5% faster")):
+        assert main(f"llama2-7b --gpu h100 --formats {formats}".split()) == 0
+        assert f"it fits and is exact, and {reason} (" in capsys.readouterr().out
 
 
 def test_what_times_rest_on() -> None:
@@ -199,7 +229,8 @@ def test_commands_of_engines(capsys: pytest.CaptureFixture[str]) -> None:
         ("llama3.1-8b --gpu h100 --weights-gb 1e9", 1, "use a card with more memory"),
         ("llama3.1-8b --gpu h100 --gpus 33 --engine llama.cpp", 2, "--gpus=33: is more than the 32 layers"),
         ("endpoint --gpu h100", 2, "name another model"),
-        ("llama3.1-8b --gpu t4", 1, "use --weights int4"),
+        ("llama3.1-8b --gpu t4", 1, "use --weights int4, more GPUs (--gpus 2) or a card with more memory"),
+        ("smollm2-135m --gpu own --memory-gb 0.3 --bandwidth-TBs 1", 1, "use --weights int4 or a card"),
     ],
 )
 def test_nonsense_is_refused_with_a_remedy(

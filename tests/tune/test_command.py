@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,6 +52,17 @@ def test_a_budget_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr("kvbench.tune.session.load_model", lambda *_: pytest.fail("weights were read"))
     assert main(["--bits", "4.4", "--formats", "q8_0", "iq4_nl"]) == 2
     assert "--bits=4.4: is below the smallest format: iq4_nl has 4.5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("search", "hint"), [("adaptive", "raise --budget or --bits\n"), ("ends", "use --search")])
+def test_a_search_without_a_recipe_names_another_search_only_if_there_is_one(
+    search: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbench.tune.session.Tuning", lambda *_: SimpleNamespace(space=lambda *_: None))
+    monkeypatch.setattr("kvbench.tune.command._budget_bits", lambda *_: 5.0)
+    monkeypatch.setattr("kvbench.tune.search.run_search", lambda *_: (None, []))
+    assert main(["--bits", "5", "--search", search, "--out", str(tmp_path)]) == 1
+    assert hint in capsys.readouterr().err
 
 
 def test_a_command_line_keeps_what_is_typed() -> None:
