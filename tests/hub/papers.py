@@ -134,8 +134,8 @@ def _configured(name: str) -> bytes:
     return f"---\n{yaml.safe_dump({'configs': [{'config_name': name, 'data_files': files}]})}---\n".encode()
 
 
-#: module of the data sets whose files are not here
-LONG = "kvbench.tasks.long_answers."
+#: modules of the data sets whose files are not here
+LONG = ("kvbench.tasks.long_answers.", "kvbench.tasks.mrcr.")
 
 
 def files_of(hub_id: str) -> dict[str, bytes]:
