@@ -241,8 +241,8 @@ RULES = """
   with 10, QMSum with 24 of its 150 rows, Cocktail's other sets with at most 12 rows and LogQuant's with at most 10,
   Figure 4 with 40 prompts. Its first 14 minutes, with 24 processes on two H200s, made all of Cocktail's items but
   KVQuant's rows, LogQuant's Table 1 and Figure 4, QuantSpec's acceptance at 8k, and half of LogQuant's Figure 6.
-  Eight more minutes beside other training on the same machine made one run. Open: LogQuant's tables of LongBench,
-  the rest of Figure 6, acceptance at 1k to 4k with 10 prompts, KVQuant in Cocktail's Table II.
+  Eight more minutes beside other training on the same machine made two runs and a calibration. Open: LogQuant's
+  tables of LongBench, the rest of Figure 6, acceptance at 1k to 4k with 10 prompts, KVQuant in Cocktail's Table II.
 """
 
 

@@ -68,8 +68,8 @@ def kind_of(run: Mapping[str, Any]) -> str:
 
 def turn_scores(entry: Mapping[str, Any]) -> dict[int, Score]:
     """Return mean score and standard error by turn, from 1, of an entry of a run's scores; empty without turns."""
-    found = ((_TURN.fullmatch(name), variant) for name, variant in entry["variants"].items())
-    return {int(match[1]): (one["score"], one["stderr"]) for match, one in found if match and one["score"] is not None}
+    turns = ((_TURN.fullmatch(name), variant) for name, variant in entry["variants"].items())
+    return {int(match[1]): (one["score"], one["stderr"]) for match, one in turns if match and one["score"] is not None}
 
 
 def turn_tables(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, list[Score | None]]]:

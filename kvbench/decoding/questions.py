@@ -104,10 +104,10 @@ def ask(
             )
         )
         if turns is not None:
-            said = answer if turns == "reference" else spoken(results[-1], tokenizer)
-            width = length + len(said)
-            if said:
-                _append(model, cache, torch.tensor([list(said)], device=ids.device))
+            appended = answer if turns == "reference" else spoken(results[-1], tokenizer)
+            width = length + len(appended)
+            if appended:
+                _append(model, cache, torch.tensor([list(appended)], device=ids.device))
     tell(observer, "end")
     return results
 

@@ -24,7 +24,7 @@ SHOWN = 8
 
 @dataclass
 class Fitting:
-    """What is known about which samples of a run fit; each sample is tokenized once.
+    """The choice of a run's samples that fit; each sample is tokenized once.
 
     Attributes:
         too_long: names of the samples that do not fit, by the key of their score.

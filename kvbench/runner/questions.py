@@ -49,9 +49,9 @@ class SharedTexts:
 
         asked = [tokens(question.prompt) for question in work.questions]
         answers = [tokens(question.continuation) for question in work.questions]
-        said = [new_tokens if work.history == "own" else len(answer) for answer in answers]
+        answer_lengths = [new_tokens if work.history == "own" else len(answer) for answer in answers]
         # tokens after the shared text: of the longest question, or of all turns
-        longest = max(map(len, asked)) if work.turns == "separate" else sum(map(len, asked)) + sum(said)
+        longest = max(map(len, asked)) if work.turns == "separate" else sum(map(len, asked)) + sum(answer_lengths)
         room = prompt_limit(self.config.model.prompt_limit, self.loaded.max_length, new_tokens)
         limit = None if room is None else room - longest
         shared = replace(sample, prompt=sample.prompt[: work.shared], rules=PromptRules(chat=False))

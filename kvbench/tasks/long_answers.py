@@ -233,9 +233,9 @@ class LongBenchV2(LongAnswers):
 
     def identity(self) -> dict[str, Any]:
         """Return the identity of :meth:`LongAnswers.identity`, with the limit of prompts and the second prompt."""
-        second = {key: getattr(self, key) for key in ("answer_template", "answer_tokens")}
-        kept = {} if self.answer_template is None else second
-        return {**super().identity(), "prompt_limit": self.prompt_limit, **kept}
+        names = () if self.answer_template is None else ("answer_template", "answer_tokens")
+        second_prompt = {name: getattr(self, name) for name in names}
+        return {**super().identity(), "prompt_limit": self.prompt_limit, **second_prompt}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         """Return ``score``, ``compensated``, and the score again under the question's difficulty and length."""

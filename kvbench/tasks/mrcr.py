@@ -75,13 +75,13 @@ class MRCR(LongAnswers):
     def read(self) -> dict[str, list[Entry]]:
         """See :meth:`Records.read`; only conversations with `needles` and of the configured lengths are kept."""
         entries = super().read()[self.split]
-        kept = [entry for entry in entries if entry.record["edge"] in self.lengths]
-        if not kept:
+        chosen = [entry for entry in entries if entry.record["edge"] in self.lengths]
+        if not chosen:
             raise DataError(
                 f"dataset {self.name}: none of {len(entries)} records has {self.needles} needles and a length in "
                 f"dataset.lengths={list(self.lengths)}"
             )
-        by_bin = {edge: [entry for entry in kept if entry.record["edge"] == edge] for edge in sorted(self.lengths)}
+        by_bin = {edge: [entry for entry in chosen if entry.record["edge"] == edge] for edge in sorted(self.lengths)}
         turns = zip_longest(*by_bin.values())  # one of each bin in turn, so that `limit` takes from all of them
         return {self.split: [entry for turn in turns for entry in turn if entry is not None]}
 
@@ -99,12 +99,12 @@ class MRCR(LongAnswers):
             raise DataError(f"{place}: field 'prompt' is not a JSON list of chat messages ({error}).") from error
         if role != "user" or not all(is_text(text) for message in messages for text in message):
             raise DataError(f"{place}: field 'prompt' must be messages with texts, the last one of the user.")
-        kept = {name: record[name] for name in texts}
+        fields = {name: record[name] for name in texts}
         edge = None
         if record["n_needles"] == self.needles:
             contents = [*(text for _, text in messages), record["answer"]]
             edge = _bin(record["n_chars"] / CHARACTERS if self._counter is None else self._counter(contents))
-        return Entry(request, None, request, (record["answer"],), {**kept, "edge": edge, "history": tuple(history)})
+        return Entry(request, None, request, (record["answer"],), {**fields, "edge": edge, "history": tuple(history)})
 
     @cached_property
     def _counter(self) -> Callable[[Sequence[str]], int] | None:
