@@ -1,6 +1,7 @@
 // The instructions of kvbench/attention/cuda/instructions.cuh in plain C++, and a runner of CTAs: each thread of a CTA is
 // a coroutine, which runs until it waits for others. Copies into shared memory are made as late as wait() allows, so that
 // a slot that is read too early shows its old contents; an address outside of the CTA's memory ends the program.
+#define EMULATED
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -79,6 +80,11 @@ static int lane_of() { return threadIdx.x & 31; }
 // ---- numbers
 static u32 __float_as_uint(float x) { u32 y; memcpy(&y, &x, 4); return y; }
 static float __uint_as_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
+static float __fadd_rn(float a, float b) { return a + b; }
+static float __fsub_rn(float a, float b) { return a - b; }
+static float __fmul_rn(float a, float b) { return a * b; }
+static float __fdiv_rn(float a, float b) { return a / b; }
+static int __popc(u32 x) { return __builtin_popcount(x); }
 static float __int_as_float(u32 x) { return __uint_as_float(x); }
 static int __float2int_rn(float x) { return (int)std::nearbyint(x); }
 static float from_half(u32 x) {
@@ -154,6 +160,23 @@ static bool __any_sync(u32, u32 x) {
   const Words* all = exchange({x});
   return std::any_of(all, all + 32, [](const Words& w) { return w.word[0] != 0; });
 }
+static u32 __ballot_sync(u32, u32 x) {
+  const Words* all = exchange({x});
+  u32 y = 0;
+  for (int i = 0; i < 32; i++) y |= (u32)(all[i].word[0] != 0) << i;
+  return y;
+}
+static int __shfl_up_sync(u32, int x, int by) {
+  const Words* all = exchange({(u32)x});
+  return lane_of() >= by ? (int)all[lane_of() - by].word[0] : x;
+}
+static int __shfl_sync(u32, int x, int lane) { return (int)exchange({(u32)x})[lane & 31].word[0]; }
+static int __reduce_add_sync(u32, int x) {
+  const Words* all = exchange({(u32)x});
+  int y = 0;
+  for (int i = 0; i < 32; i++) y += (int)all[i].word[0];
+  return y;
+}
 // The fragments of mma.m16n8k16, as the manual of PTX defines them.
 template <class Number>
 static void mma(float (&c)[4], const Words* all, Number number) {
@@ -195,6 +218,8 @@ static int largest(int x) {
   for (int i = 0; i < 32; i++) x = max(x, (int)all[i].word[0]);
   return x;
 }
+static int __reduce_max_sync(u32, int x) { return largest(x); }
+static int __reduce_min_sync(u32, int x) { return ~largest(~x); }
 static u32 transposed(u32 x) {
   const Words* all = exchange({x});
   const int row = lane_of() / 4, column = lane_of() % 4 * 2;
@@ -254,6 +279,8 @@ template <int N> static void wait() {
 static void wait_for_previous() {}
 static void admit_next() {}
 static int atomicAdd(int* to, int x) { const int before = *to; *to += x; return before; }
+static int atomicMin(int* to, int x) { const int before = *to; *to = min(before, x); return before; }
+static int atomicCAS(int* to, int wanted, int x) { const int before = *to; if (before == wanted) *to = x; return before; }
 static void __threadfence() {}
 template <class T> static T __ldcg(const T* from) { return *from; }
 template <class T> static T __ldg(const T* from) { return *from; }

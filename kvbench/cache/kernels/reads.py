@@ -131,5 +131,5 @@ ENGINES = Rows(
 CLIPPED = Rows((Reads("clipped", (2,), {"token": (HEAD,)}, heads=(16, 32, 64, 128, 256)),))
 #: what ``kvarn_kernel`` packs; groups are the tokens of a tile, on either axis of the rounding
 BALANCED = Rows((Reads("balanced", (2, 3, 4, 8), {"channel": (64, 128)}, heads=(64, 128)),))
-#: what ``nuq_kernel`` packs (KVQuant)
+#: what ``nuq.cu`` packs (KVQuant)
 LOOKED_UP = Rows((Reads("codebook", (2, 3, 4), {"channel": (HEAD,), "token": (HEAD,)}, heads=(16, 32, 64, 128, 256)),))
