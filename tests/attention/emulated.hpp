@@ -146,6 +146,12 @@ static u32 __byte_perm(u32 a, u32 b, u32 selector) {
   }
   return x;
 }
+// prmt, which takes a nibble of 8 or more for the sign of a byte: none may be
+static u32 chosen_bytes(u32 a, u32 b, u32 selector) {
+  for (int i = 0; i < 4; i++)
+    if (selector >> (4 * i) & 8) abort();
+  return __byte_perm(a, b, selector);
+}
 
 // ---- instructions of a warp
 static float __shfl_xor_sync(u32, float x, int mask) {
@@ -199,19 +205,28 @@ static void mma_exact(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32
   if (NEW) c[0] = c[1] = c[2] = c[3] = 0.f;
   mma(c, exchange({a0, a1, a2, a3, b0, b1}), from_exact);
 }
-// The fragments of mma.m16n8k32 with unsigned and signed bytes.
-template <bool NEW = false>
-static void mma_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  if (NEW) c[0] = c[1] = c[2] = c[3] = 0;
-  const Words* all = exchange({a0, a1, a2, a3, b0, b1});
+// The fragments of mma.m16n8k32 with bytes: A and B are their types.
+template <class A, class B>
+static void mma_of_bytes(int (&c)[4], const Words* all) {
   for (int i = 0; i < 4; i++) {
     const int row = lane_of() / 4 + 8 * (i / 2), column = lane_of() % 4 * 2 + i % 2;
     for (int k = 0; k < 32; k++) {
       const u32 a = all[row % 8 * 4 + k % 16 / 4].word[row / 8 + 2 * (k / 16)] >> (k % 4 * 8) & 255;
       const u32 b = all[column * 4 + k % 16 / 4].word[4 + k / 16] >> (k % 4 * 8) & 255;
-      c[i] += (int)a * (int)(signed char)b;
+      c[i] += (int)(A)a * (int)(B)b;
     }
   }
+}
+template <bool NEW = false>
+static void mma_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if (NEW) c[0] = c[1] = c[2] = c[3] = 0;
+  mma_of_bytes<u8, signed char>(c, exchange({a0, a1, a2, a3, b0, b1}));
+}
+static void mma_signed(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  mma_of_bytes<signed char, u8>(c, exchange({a0, a1, a2, a3, b0, b1}));
+}
+static void mma_unsigned(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  mma_of_bytes<u8, u8>(c, exchange({a0, a1, a2, a3, b0, b1}));
 }
 static int largest(int x) {
   const Words* all = exchange({(u32)x});

@@ -1,8 +1,11 @@
 """The kernel that quantizes a new token in KVQuant's format, on a CPU by emulated instructions, against torch."""
 
+import contextlib
 import ctypes
 import shutil
 import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,6 +97,39 @@ def test_tokens_are_stored_as_by_torch(bits, heads, channels, dtype, outliers, o
         nuq.pack_nuq_tokens(keys, values, new, new, torch.tensor(places, dtype=torch.int32))
     for one, other in zip(by_torch, by_kernel, strict=True):
         same(one, other)
+
+
+@pytest.mark.parametrize("parts", nuq.PARTS)
+def test_the_number_of_ctas_does_not_change_what_is_stored(parts, on_cpu, monkeypatch):
+    x = torch.randn(2, 3, 40, 64, generator=torch.Generator().manual_seed(2)).half()
+    by_torch, by_kernel = (segments(3, 3, 64, torch.float16, 0.05) for _ in range(2))
+    for made in (*by_torch, *by_kernel):
+        made.append(ALL, x[:, :, :39])
+    for made in by_torch:
+        made.append(ALL, x[:, :, 39:])
+    run = nuq.launch
+    monkeypatch.setattr(nuq, "launch", lambda build, *given: run(replace(build, parts=parts), *given))
+    places = torch.tensor(list(zip(*(made.advance() for made in by_kernel), strict=True)), dtype=torch.int32)
+    nuq.pack_nuq_tokens(*by_kernel, x[:, :, 39:], x[:, :, 39:], places)
+    for one, other in zip(by_torch, by_kernel, strict=True):
+        same(one, other)
+
+
+def test_a_token_is_divided_among_as_many_ctas_as_run_at_once(monkeypatch):
+    """7 rows of 2 sides have 126 CTAs of 8 parts and one for outliers each; 8 rows would have 144."""
+    chosen = {rows: nuq.parts_of(rows, 132) for rows in (1, 7, 8, 13, 14, 100)}
+    assert chosen == {1: 8, 7: 8, 8: 4, 13: 4, 14: 2, 100: 2}
+    launched = []
+    compiled = lambda build, device: SimpleNamespace(  # noqa: E731
+        resident=132, launch=lambda grid, *given: launched.append((build.parts, grid))
+    )
+    monkeypatch.setattr(nuq, "token_kernel", compiled)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
+    build = nuq.TokenBuild(128, 32, 3, 1, True, True, False, 16)
+    for rows in (1, 9):
+        nuq.launch(build, b"", torch.zeros(rows, 2, dtype=torch.int32))
+    assert launched == [(8, (1, 2, 9)), (4, (9, 2, 5))]
 
 
 def test_a_rehearsed_token_is_not_stored(on_cpu):

@@ -7,7 +7,7 @@ outliers. A captured step calls :func:`pack_nuq_tokens`, which stores the same b
 from __future__ import annotations
 
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +22,8 @@ from kvbench.util import nvrtc
 if TYPE_CHECKING:
     from kvbench.cache.segments.codebook import NuqSegment
 
-#: CTAs among which the codes of a token are divided
-PARTS = 4
+#: CTAs among which the codes of a token are divided: the most with which all CTAs of a launch run at once
+PARTS = (8, 4, 2)
 #: threads of a CTA at most
 THREADS = 1024
 
@@ -52,7 +52,7 @@ class TokenBuild:
     outliers: bool
     watched: bool
     block: int
-    parts: int = PARTS
+    parts: int = PARTS[0]
 
     @property
     def elements(self) -> int:
@@ -148,9 +148,20 @@ def in_pairs_of_words(x: Tensor) -> bool:
 def launch(build: TokenBuild, arguments: bytes, places: Tensor) -> None:
     """Launch the kernel for the rows of `places` on the current stream of their device."""
     with torch.cuda.device_of(places):
-        compiled = token_kernel(build, places.device.index or 0)
+        device = places.device.index or 0
+        parts = parts_of(len(places), token_kernel(build, device).resident)
+        compiled = token_kernel(replace(build, parts=parts), device)
         stream = torch.cuda.current_stream(places.device).cuda_stream
-        compiled.launch((len(places), 2, 1 + build.parts), arguments, stream)
+        compiled.launch((len(places), 2, 1 + parts), arguments, stream)
+
+
+def parts_of(rows: int, resident: int) -> int:
+    """Return among how many CTAs to divide the codes of a token, of `rows` that are stored at once.
+
+    Each CTA works out the token's range and outliers for itself, so that CTAs that must wait for others cost more than
+    they save. `resident` is the number that the GPU can run at once.
+    """
+    return next((parts for parts in PARTS if 2 * rows * (1 + parts) <= resident), PARTS[-1])
 
 
 def token_arguments(keys: NuqSegment, values: NuqSegment, key: Tensor, value: Tensor, places: Tensor) -> bytes:
