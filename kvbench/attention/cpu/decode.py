@@ -28,7 +28,7 @@ MOST_ROWS = 256
 TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
 KINDS = {
     **{"full": 0, "affine": 1, "atom": 2, "hierarchical": 3, "offset": 4, "folded": 5, "cross": 6},
-    **dict.fromkeys(("float", "levels", "levels_read"), 7),
+    **dict.fromkeys(("float", "levels", "levels_read", "iq4_nl", "octave"), 7),
 }
 
 

@@ -83,15 +83,19 @@ class Octave(TokenQuantizer):
 
     Args:
         block: channels per block; None for all channels of a head.
-        wide: number of first channels that have 4 bits, if the others have 3; None if all have `bits`.
+        wide: number of first channels that have 4 bits, if the others have 3, which no kernel reads; None if all have
+            `bits`.
         padding: number of unused fp16 numbers that each token and head is padded with.
     """
 
     stored = (torch.float16,)
+    #: factor on the stored scales
+    factor = 1 / FIXED
 
     def __init__(self, bits: int, block: int | None, wide: int | None = None, padding: int = 0) -> None:
         self.bits, self.group_size, self.padding = bits, block, padding
         self.wide = None if wide is None or bits == 3 else wide
+        self.kind = "octave" if self.wide is None else "engine"
         super().__init__()
 
     def __repr__(self) -> str:
