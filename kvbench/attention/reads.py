@@ -109,17 +109,20 @@ CPU_KEYS = Rows(
         Reads("float", (4,), {"token": (16,)}, ("e4m3",)),
         Reads("levels", (3, 4), _ONE),
         Reads("levels_read", (3, 4), _ONE),
+        Reads("iq4_nl", (4,), {"token": (32,)}),
+        Reads("octave", (3, 4), {"token": (64, HEAD)}),
     )
 )
-#: formats of values that the CPU kernel reads: of the same kinds those per token, without levels
+#: formats of values that the CPU kernel reads: of the same kinds those per token, without levels, and tables of 4 bits
 CPU_VALUES = Rows(
     (
         EXACT,
         *(
             Reads(row.kind, row.bits, {"token": row.groups["token"]}, row.scales)
             for row in CPU_KEYS
-            if "token" in row.groups and not row.kind.startswith("levels")
+            if "token" in row.groups and not row.kind.startswith(("levels", "octave"))
         ),
+        Reads("octave", (4,), {"token": (64, HEAD)}),
         Reads("cross", (2, 3, 4, 8), _ONE, _AFFINE),
     )
 )

@@ -246,7 +246,6 @@ class Build:
             "NPHASES": len(self.phases),
             "PHASE_TABLE": "{" + table + "}",
             "WINDOW_TABLE": "{" + ", ".join(str(key.window) for key, _ in self.phases) + "}",
-            "PADDING_TABLE": "{" + ", ".join(str(value.padding) for _, value in self.phases) + "}",
             "MET": columns_of_row(self.phases),
             "SLOTS": self.slots,
             **level_macros(self.phases, self.channels),
@@ -273,12 +272,18 @@ def level_macros(phases: Signature, channels: int) -> dict[str, str]:
 
 
 def table_macros(phases: Signature) -> dict[str, str]:
-    """Return the macro that defines the levels of :data:`TABLES`, zeros if unused; empty without such codes."""
+    """Return macros for codes of :data:`TABLES`: the levels, zeros if unused, and the padding of values.
+
+    Empty without such codes.
+    """
     used = {(form.kind, form.bits) for pair in phases for form in pair} & set(TABLES)
     if not used:
         return {}
     tables = [table_words(*entry) if entry in used else (0,) * 4 for entry in TABLES]
-    return {"TABLE_BYTES": "{" + ", ".join("{" + ", ".join(f"{word:#x}u" for word in row) + "}" for row in tables) + "}"}
+    return {
+        "TABLE_BYTES": "{" + ", ".join("{" + ", ".join(f"{word:#x}u" for word in row) + "}" for row in tables) + "}",
+        "PADDING_TABLE": "{" + ", ".join(str(value.padding) for _, value in phases) + "}",
+    }
 
 
 def shared_memory(capability: tuple[int, int]) -> int:

@@ -23,7 +23,7 @@
 //   NPHASES      phases of the layer
 //   PHASE_TABLE  their formats: {kind, bits, axis, group, scale} of the keys, then of the values
 //   WINDOW_TABLE tokens of a window of the keys of each phase: {W, ...}, 0 unless their groups do not fit tiles
-//   PADDING_TABLE  unused factors after those of each value
+//   PADDING_TABLE  unused factors after those of each value: {number, ...}; undefined if there are none
 //   MET          most groups of such keys in a tile; 1 without any
 //   SLOTS        columns that a query row takes: MET (windows.cuh), or 1 where all such codes are multiplied as integers
 //   SLOT         bytes of a slot: the largest item of any phase
@@ -52,6 +52,9 @@ enum { CHANNEL = 0, TOKEN = 1 };
 enum { NO_SCALE = 0, HALF = 1, SINGLE = 2, BYTE = 3 };  // types of scales: none, fp16, fp32, e4m3
 constexpr int PH[NPHASES][10] = PHASE_TABLE;
 constexpr int WINDOWS[NPHASES] = WINDOW_TABLE;
+#ifndef PADDING_TABLE
+#define PADDING_TABLE {}
+#endif
 constexpr int PADDING[NPHASES] = PADDING_TABLE;
 constexpr int KS = D / 16;          // steps of 16 channels
 constexpr int NC = ONECOL ? 1 : 2;  // columns of a lane that hold query rows
