@@ -15,6 +15,7 @@ from kvbench.errors import ConfigError
 from kvbench.quantizers.affine import Parameter
 from kvbench.quantizers.engine.base import E2M1, SIGN, TokenQuantizer, from_e2m1
 from kvbench.quantizers.packing import look_up
+from kvbench.quantizers.turboquant import ordered_sum
 
 #: bias of the exponent byte of a power of two
 BIAS = 127
@@ -155,11 +156,11 @@ def looked_up(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         The codes, uint8 in the shape of `x`, and the scales times :data:`FIXED`, fp32 ``[..., blocks]``.
     """
     levels = levels_like(bits, x)
-    squares = x.pow(2).sum(-1, keepdim=True)
+    squares = ordered_sum(x.square())
     size = torch.full((), x.shape[-1], dtype=torch.float32, device=x.device)
     root = (squares / size).sqrt().clamp(min=1e-12)
     codes = torch.bucketize(x / root * DEVIATION[bits], (levels[1:] + levels[:-1]) / 2)
-    product = (x * levels[codes]).sum(-1, keepdim=True)
+    product = ordered_sum(x * levels[codes])
     scale = torch.where(product > 0, squares / product.clamp(min=1e-30), 0.0) * FIXED
     return codes.to(torch.uint8), scale.squeeze(-1)
 
