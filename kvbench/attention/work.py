@@ -39,8 +39,9 @@ class Format:
             the 4 lowest bits of the factor, which count as 0 in the product. ``float``: the number whose bits are the
             code: e4m3 (8 bits) or e2m1 (4 bits). ``levels`` (TurboQuant's keys): a level of a codebook that is
             compiled in. ``levels_read``: the same, divided by the length of the vector of the token's levels.
-            ``iq4_nl``, ``octave``: the integer that the code selects from a table (:data:`TABLES`). ``cross`` (KVarN): as ``affine``, times a third parameter: for keys one per token, for values one per channel and
-            group of tokens, the group being that of the keys.
+            ``iq4_nl``, ``octave``: the integer that the code selects from a table (:data:`TABLES`). ``cross`` (KVarN):
+            as ``affine``, times a third parameter: for keys one per token, for values one per channel and group of
+            tokens, the group being that of the keys.
         bits: bits of a code; 16 for ``full``.
         axis: ``channel`` for per-channel quantization: a group is consecutive tokens of one channel. ``token`` for
             per-token quantization: a group is consecutive channels of one token. Empty for ``full``.

@@ -90,7 +90,7 @@ def _levels(key: int, value: int) -> Tier:
 
 
 def _octave(key: int, value: int, block: int, padded: bool) -> Tier:
-    """Octave with RoPE on all channels; how many values of padding there are, depends on the head (:func:`resolved`)."""
+    """Return octave with RoPE on all channels; if `padded`, :func:`resolved` finds the padding of a head."""
     return Tier(Format("octave", key, "token", block), Format("octave", value, "token", 0, padding=int(padded)))
 
 
@@ -139,8 +139,8 @@ FORMATS: dict[str, Layer] = {
 #: the formats of inference engines and of methods of 2026, and int4 in groups of 128, with which they are compared
 PRODUCTION = (
     "int4_g128", "int4_g32", "int8_per_token_head", "fp8", "fp8_per_token_head", "q8_0", "int4_per_token_head", "q4_0",
-    "nvfp4", "iq4_nl", "octave_k3v4", "octave_k3v3", "octave_k3v3_compact", "kvarn_k4v4", "kvarn_k4v2", "turboquant_4bit",
-    "turboquant_3bit", "oscar_int2",
+    "nvfp4", "iq4_nl", "octave_k3v4", "octave_k3v3", "octave_k3v3_compact", "kvarn_k4v4", "kvarn_k4v2",
+    "turboquant_4bit", "turboquant_3bit", "oscar_int2",
 )  # fmt: skip
 #: formats measured by default
 DEFAULT = ("int4_g128", "int4_g64", "int4_g32", "int8", "int2_g128", "int2_g32", "atom4", "mix", "kivi2", "logquant2")

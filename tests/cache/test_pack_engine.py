@@ -49,7 +49,9 @@ def test_fp16_tokens_of_several_rows_and_heads_of_96_channels(quantizer, side):
     both(quantizer, side, [tokens(5, 96, torch.float16, 1, batch=2, heads=2)])
 
 
-@pytest.mark.parametrize(("quantizer", "channels"), [(IQ4NL(), 96), *((Octave(n, None, padding=n), 192) for n in (3, 4))])
+@pytest.mark.parametrize(
+    ("quantizer", "channels"), [(IQ4NL(), 96), *((Octave(n, None, padding=n), 192) for n in (3, 4))]
+)
 @pytest.mark.parametrize("side", ["key", "value"])
 def test_levels_of_tables_in_heads_that_are_no_power_of_two(quantizer, channels, side):
     x = special(17, channels, torch.float16)

@@ -22,7 +22,7 @@ LEAST = tl.constexpr(9.999999974752427e-07)
 #: 1 / 6 in fp32
 SIXTH = tl.constexpr(0.1666666716337204)
 INFINITY = tl.constexpr(float("inf"))
-#: levels of iq4_nl and of octave, and the largest magnitude of a block of iq4_nl that is stored as zeros, almost
+#: levels of iq4_nl and of octave, and the magnitude below which a block of iq4_nl is stored as zeros
 IQ4_NL = tl.constexpr(tuple(map(float, llamacpp.IQ4_NL)))
 OCTAVE_3, OCTAVE_4 = (tl.constexpr(tuple(map(float, amd.LEVELS[bits]))) for bits in (3, 4))
 TINY = tl.constexpr(llamacpp.TINY)
