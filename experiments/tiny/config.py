@@ -127,8 +127,8 @@ class RunConfig:
         batch_tokens: tokens a step, whatever the row length.
         workers: processes that make rows.
         compute: dtype of activations; auto: bfloat16 on a GPU, float32 on a CPU.
-        noise: noise of keys and values, in standard deviations of each channel. 4 bits have about .08, and 2 bits .4.
-            With it the model learns to read what a cache has rounded.
+        noise: most noise of a row's keys and values, in standard deviations of each channel; a row has any share of it.
+            4 bits have about .08, and 2 bits .4. With it the model learns to read what a cache has rounded.
         quiet: share of the run without noise, which then rises over a tenth of the run: looking up is learned first.
     """
 

@@ -82,7 +82,7 @@ class Network(nn.Module):
     def __init__(self, shape: ModelShape, compute: torch.dtype = torch.bfloat16, compiled: bool = False) -> None:
         super().__init__()
         self.shape, self.compute = shape, compute
-        #: of keys and values where there are gradients, in standard deviations of each channel
+        #: of keys and values where there are gradients, in standard deviations of each channel: the most of a row
         self.noise = 0.0
         self.embedding = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
@@ -120,7 +120,9 @@ class Network(nn.Module):
             q, k, v = self._before(x, layer.norm1, layer.qkv, cos, sin, shape.heads, shape.kv_heads, shape.eps)
             q, k, v = (part.view(rows, length, -1, shape.head_dim).transpose(1, 2) for part in (q, k, v))
             if self.noise and torch.is_grad_enabled():
-                k, v = (x + self.noise * x.detach().std(2, keepdim=True) * torch.randn_like(x) for x in (k, v))
+                # rows with little of it keep teaching what rows with much of it still miss
+                level = self.noise * torch.rand(rows, 1, 1, 1, device=k.device, dtype=k.dtype)
+                k, v = (x + level * x.detach().std(2, keepdim=True) * torch.randn_like(x) for x in (k, v))
             with sdpa_kernel(BACKENDS, set_priority=True):
                 mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             mixed = mixed.transpose(1, 2).reshape(rows * length, -1)
