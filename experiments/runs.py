@@ -204,7 +204,13 @@ def execute_all(runs: Sequence[Run], launcher: Launcher = "local", jobs: int = -
     """
     runs = list(dict.fromkeys(runs))
     if launcher == "local" or len(runs) < 2:
-        yield from map(execute, runs)
+        from kvbench.models import shared
+
+        try:
+            with shared.sharing():  # the runs of an item come model by model
+                yield from map(execute, runs)
+        finally:
+            shared.free()
         return
     from joblib import Parallel, delayed
 

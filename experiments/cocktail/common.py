@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from experiments.data import COMPILED
 from experiments.item import Column, Model, Row
 
 MODELS = (
@@ -71,6 +72,7 @@ def point_column(name: str, figure: str, scale: float, unit: str, batch: int = 1
         prompts=LONG,
         batch=batch,
         memory_gb=L40S_GIB,
+        options=(COMPILED,),
         **more,
     )
 
