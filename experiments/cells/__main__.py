@@ -18,25 +18,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.checks.rules import Block, write_blocks
-from experiments.stored import ROOT, markdown_table
+from experiments.cells.states import PAGE, cells_block
+from experiments.checks.rules import write_blocks
+from experiments.stored import ROOT
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.util import atomic
 from kvbench.util.door import enter
-
-PAGE = "results/h200/papers/README.md"
-
-
-def cells_table() -> list[str]:
-    """Return the table of counts in Markdown."""
-    from experiments.cells.states import KINDS, counts_table, timed_items
-
-    return markdown_table(("item", "cells", *KINDS), counts_table(timed_items()))
-
-
-def cells_blocks() -> list[Block]:
-    """Return the table of counts as it stands in the page of the points."""
-    return [Block(PAGE, "\n".join(cells_table()), "results/h200/papers", "cells")]
 
 
 def part(text: str) -> tuple[int, int]:
@@ -77,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _counts(args: argparse.Namespace) -> int:
     if args.write:
-        return write_blocks(cells_blocks(), ROOT)
-    print("\n".join(cells_table()))
+        return write_blocks([cells_block()], ROOT)
+    print(cells_block().text)
     return 0
 
 

@@ -22,7 +22,7 @@ from experiments.fold.analytic import length
 from experiments.fold.points import canonical
 from experiments.item import Column, Computed, Grid, Model
 from experiments.predict import ASSUMED, GPU
-from experiments.runs import given_of, run_of
+from experiments.runs import RANDOM, TEXTS, run_of
 from kvbench.bench.choices import shape_of
 from kvbench.bench.prediction import Case, PredictedRow
 from kvbench.config.setting import parse_setting
@@ -40,8 +40,6 @@ SLOWER_PREFILL, SLOWER_STEPS = 1.6, 1.2
 CASE = {"plain": 5.0, "quantspec": 22.0, "kv": 18.0, "weights": 18.0, "streamingllm": 18.0, "snapkv": 18.0}
 #: tokens that a case decodes: with each gamma a block, then blocks with the best
 GAMMAS, BLOCKS, TOKENS = (4, 2), 3, 64
-#: texts and tokens that calibrate KVQuant for random weights, of which any will do
-CALIBRATION = ("--random", "--text", "mini", "python", "--sequences", "2", "--length", "256", "--bits", "4", "--dtype", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def _point_job(point: _Point, items: Sequence[str], cells: int, seconds: float, 
         "efficiency",
         ("memory", "--model", point.model, "--settings", point.setting, *at, *new, *limit, *compiled),
         run_of(point.setting, point.model, point_overrides([column], Model(point.model)), PAPERS).overrides,
-        ("--model", point.model, *CALIBRATION) if point.setting.split(":")[0] == "kvquant" else (),
+        ("--model", point.model, "--text", *TEXTS, *RANDOM, "--bits", "4") if point.setting.split(":")[0] == "kvquant" else (),
         cells,
         round(seconds, 1),
         round(peak, 1),
@@ -241,8 +239,3 @@ def _setting(job: Job) -> tuple[str, str]:
 def all_jobs() -> list[Job]:
     """Return all jobs in order of value: cells a second."""
     return in_order([*point_jobs(), *speculation_jobs()])
-
-
-def overrides_of(job: Job) -> dict[str, str]:
-    """Return the overrides of a job's run by key."""
-    return given_of(job.overrides)

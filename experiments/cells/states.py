@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from experiments.checks.rules import Block
 from experiments.data import POINTS, Plan, scaled
 from experiments.fold import forced
 from experiments.fold.cells import OUT_OF_MEMORY
@@ -17,11 +18,14 @@ from experiments.fold.grid import Source, fold_grid
 from experiments.fold.points import FOLDERS, point_source
 from experiments.item import Column, Computed, Grid, Item, Model, Row
 from experiments.registry import items
+from experiments.stored import markdown_table
 
 #: kinds of cells, with their headings
 NUMBER, FULL, MISSING = "with a number", "out of memory", "missing"
 TRAINED, FORMULA, ABSENT = "need trained weights", "predicted", "not in the paper's table"
 KINDS = (ABSENT, TRAINED, FORMULA, NUMBER, FULL, MISSING)
+#: the page with the table of counts
+PAGE = "results/h200/papers/README.md"
 #: the plan of the papers' own models and data
 PAPERS = Plan()
 
@@ -63,11 +67,10 @@ def cell_states(item: Item) -> list[CellState]:
         assert isinstance(item, Grid)
         cells = fold_grid(item, PAPERS, point_sources(item)).cells
         columns = {column.name: column for column in item.columns}
-        groups = {group.name: columns.get(*group.columns[:1] or [item.columns[0].name]) for group in item.groups}
+        groups = {group.name: columns[(group.columns or [*columns])[0]] for group in item.groups}
         kinds = []
         for cell in cells:
             column = columns.get(cell.column) or groups[cell.column]
-            assert column is not None
             if column.only and not any(m.preset in column.only for m in item.models if m.title == cell.model):
                 kinds.append(ABSENT)
             else:
@@ -104,6 +107,12 @@ def stored_source(model: Model, row: Row, column: Column) -> Source | None:
         source = forced.forced_source(model.preset, forced.case_of(row.setting), column)
         return source if source.rows or source.reason.startswith("oom") else None
     return point_source(model.preset, row.timed or row.setting, column, FOLDERS)
+
+
+def cells_block() -> Block:
+    """Return the table of counts as it stands in the page of the points."""
+    lines = markdown_table(("item", "cells", *KINDS), counts_table(timed_items()))
+    return Block(PAGE, "\n".join(lines), "results/h200/papers, results/h200/speculation", "cells")
 
 
 def counts_table(chosen: Sequence[Item]) -> list[list[str]]:

@@ -18,7 +18,6 @@ from typing import Any
 
 from experiments import stored
 from experiments.cells.jobs import LOAD
-from kvbench.errors import KvbenchError
 from kvbench.models import shared
 from kvbench.util.failures import is_out_of_memory
 
@@ -187,8 +186,9 @@ def calibrate(arguments: Sequence[str], device: str) -> None:
     from kvbench.calibration import file
     from kvbench.cli.calibrate import calibrate_parser, model_config, run_calibration
 
-    args = calibrate_parser(None).parse_args([*arguments, "--device", device, "--no-fisher"])
-    path = file.FOLDER / f"{model_config(args.model, None, None, True).calibrated_as.replace('/', '--')}-1pct.safetensors"
+    args = calibrate_parser(None).parse_args([*arguments, "--device", device])
+    name = model_config(args.model, None, None, True).calibrated_as
+    path = file.FOLDER / f"{name.replace('/', '--')}-1pct.safetensors"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         print(run_calibration(args), flush=True)
@@ -209,5 +209,3 @@ def _alarm(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
-
-__all__ = ["KvbenchError", "OutOfTime", "Worker", "calibrate", "first_prefill", "logged", "part_of"]
