@@ -76,7 +76,8 @@ def _jobs(args: argparse.Namespace) -> int:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     atomic.replace_file(args.out, (json.dumps([job.as_dict() for job in jobs], indent=1) + "\n").encode())
     hours = sum(job.seconds for job in jobs) / 3600
-    print(f"{args.out}: {len(jobs)} jobs for {sum(job.cells for job in jobs)} cells, {hours:.2f} h on one GPU")
+    cells, again = sum(job.cells for job in jobs), sum(job.again for job in jobs)
+    print(f"{args.out}: {len(jobs)} jobs for {cells} cells, and {again} again, {hours:.2f} h on one GPU")
     return 0
 
 

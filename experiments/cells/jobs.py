@@ -10,16 +10,18 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
+from experiments import stored
 from experiments.cells.states import PAPERS, places, stored_source, timed_items
 from experiments.data import point_overrides
 from experiments.fold import forced
 from experiments.fold.analytic import length
-from experiments.fold.points import canonical
+from experiments.fold.grid import Source
+from experiments.fold.points import FOLDERS, canonical
 from experiments.item import Column, Computed, Grid, Model
 from experiments.predict import ASSUMED, GPU
 from experiments.runs import RANDOM, TEXTS, run_of
@@ -29,6 +31,8 @@ from kvbench.config.setting import parse_setting
 from kvbench.profiling.roofline import gpu_named
 
 GIB = 2**30
+#: when the kernel for products of 2 to 16 rows was measured
+PRODUCTS = "2026-11-22 21:30"
 #: seconds of a new model (random weights, first long prefill, first compilation), of a new setting with it (kernels),
 #: of a new batch (captured and compiled again), and of any point
 LOAD, SETTING, BATCH, POINT = 10.0, 3.0, 2.0, 1.5
@@ -54,6 +58,7 @@ class Job:
         overrides: what ``python -m kvbench`` would have for the same point; empty for speculation.
         calibrate: arguments of ``python -m kvbench.calibrate`` that must have run before; empty: none.
         cells: number of cells that it is expected to fill, with those of larger batches where memory ends.
+        again: number of cells that it measures again, which older code had filled (:func:`stale`).
         seconds: expected time on one H200, without loading the model.
         gib: expected peak of memory.
         ends: what it is a batch of, with the batch: once memory has ended, larger batches are not tried.
@@ -69,6 +74,12 @@ class Job:
     seconds: float
     gib: float
     ends: tuple[str, int] | None = None
+    again: int = 0
+
+    @property
+    def value(self) -> float:
+        """What the job is worth: its cells, and half of those that it measures again."""
+        return self.cells + self.again / 2
 
     def as_dict(self) -> dict[str, Any]:
         """Return the job for a JSON file."""
@@ -88,22 +99,42 @@ class _Point:
     options: tuple[str, ...]
 
 
-def missing_points() -> dict[_Point, list[str]]:
-    """Return the points that no file has, each with the items whose cells show it, an item once for each cell."""
-    wanted: dict[_Point, list[str]] = defaultdict(list)
+def stale(source: Source, batch: int) -> bool:
+    """Return True if steps of a point are slower in its file than they are now, so that others cannot stand beside it.
+
+    The kernel for products of 2 to 16 rows is newer than the first files of results/h200/papers.
+    """
+    if not source.rows or not 2 <= batch <= 16:
+        return False
+    path = next(folder / source.runs[0] for folder in reversed(FOLDERS) if (folder / source.runs[0]).exists())
+    return str(stored.content(path).get("date", "")) < PRODUCTS
+
+
+def wanted_points() -> tuple[dict[_Point, list[str]], dict[_Point, list[str]]]:
+    """Return the points that no file has, each with the item of every cell that shows it; and the stale ones."""
+    missing: dict[_Point, list[str]] = defaultdict(list)
+    again: dict[_Point, list[str]] = defaultdict(list)
     for item in timed_items():
         for model, row, column in places(item) if isinstance(item, Grid) else ():
-            if column.figure in forced.FIGURES or stored_source(model, row, column) is not None:
+            if column.figure in forced.FIGURES:
                 continue
+            source = stored_source(model, row, column)
             assert row.setting is not None
             at = (column.prompt, column.batch, column.new_tokens, column.memory_gb, column.options)
-            wanted[_Point(model.preset, row.timed or row.setting, *at)].append(item.id)
-    return wanted
+            point = _Point(model.preset, row.timed or row.setting, *at)
+            if source is None:
+                missing[point].append(item.id)
+            elif stale(source, column.batch):
+                again[point].append(item.id)
+    return missing, again
 
 
 def point_jobs() -> list[Job]:
-    """Return a job for each point that no file has. Where memory should end, only the smallest batch has all cells."""
-    points = missing_points()
+    """Return a job for each point that no file has, and for the stale ones.
+
+    Where memory should end, only the smallest batch has all cells.
+    """
+    points, again = wanted_points()
     rows: dict[tuple[Any, ...], list[_Point]] = defaultdict(list)
     for point in sorted(points, key=lambda point: point.batch):
         rows[point.model, canonical(point.setting), point.prompt, point.new_tokens, point.memory_gb].append(point)
@@ -119,6 +150,9 @@ def point_jobs() -> list[Job]:
                 items = []
             ended = ended or not fits
             jobs.append(_point_job(point, items or points[point][:1], len(items), seconds, peak, name))
+    for point, items in again.items():
+        job = _point_job(point, items, 0, *_cost(point), "")
+        jobs.append(replace(job, again=len(items), ends=None))
     return jobs
 
 
@@ -203,7 +237,7 @@ def _speculation_job(model: str, context: int, cases: dict[str, list[str]]) -> J
     )
 
 
-def in_order(jobs: Iterable[Job], weight: Callable[[Job], float] = lambda job: job.cells) -> list[Job]:
+def in_order(jobs: Iterable[Job]) -> list[Job]:
     """Return jobs so that cells come fastest, models being loaded seldom: the best value a second, model by model.
 
     A model's jobs are taken from the best down, as long as the next one is worth more than loading another model.
@@ -214,13 +248,13 @@ def in_order(jobs: Iterable[Job], weight: Callable[[Job], float] = lambda job: j
     def value(job: Job) -> float:
         new = _setting(job) not in settings
         more = LOAD * (job.model != current) + (SETTING + CALIBRATE * bool(job.calibrate)) * new
-        return weight(job) / (job.seconds + more)
+        return job.value / (job.seconds + more)
 
     def stay(job: Job) -> float:  # what a new model costs is shared by all that its jobs fill
         if job.model == current:
             return value(job)
         own = sorted((one for one in left if one.model == job.model), key=value, reverse=True)[:10]
-        return sum(map(weight, own)) / (LOAD + sum(one.seconds + SETTING / 2 for one in own))
+        return sum(one.value for one in own) / (LOAD + sum(one.seconds + SETTING / 2 for one in own))
 
     while left:
         best = max(left, key=lambda job: (stay(job), value(job)))
