@@ -36,6 +36,8 @@ PRODUCTS = "2026-11-22 21:30"
 #: seconds of a new model (random weights, first long prefill, first compilation), of a new setting with it (kernels),
 #: of a new batch (captured and compiled again), and of any point
 LOAD, SETTING, BATCH, POINT = 10.0, 3.0, 2.0, 1.5
+#: seconds to compile the kernel for runs in place, which is larger than the others
+IN_PLACE = 20.0
 #: seconds of KVQuant's calibration, once for a model
 CALIBRATE = 20.0
 #: measured seconds of prefill and of decode steps as multiples of the roofline's
@@ -59,6 +61,7 @@ class Job:
         calibrate: arguments of ``python -m kvbench.calibrate`` that must have run before; empty: none.
         cells: number of cells that it is expected to fill, with those of larger batches where memory ends.
         again: number of cells that it measures again, which older code had filled (:func:`stale`).
+        more: value of the job beyond its cells: a comparison that the paper makes rests on it.
         seconds: expected time on one H200, without loading the model.
         gib: expected peak of memory.
         ends: what it is a batch of, with the batch: once memory has ended, larger batches are not tried.
@@ -75,11 +78,12 @@ class Job:
     gib: float
     ends: tuple[str, int] | None = None
     again: int = 0
+    more: int = 0
 
     @property
     def value(self) -> float:
-        """What the job is worth: its cells, and half of those that it measures again."""
-        return self.cells + self.again / 2
+        """Return what the job is worth: its cells, and half of those that it measures again."""
+        return self.cells + self.again / 2 + self.more
 
     def as_dict(self) -> dict[str, Any]:
         """Return the job for a JSON file."""
@@ -102,8 +106,11 @@ class _Point:
 def stale(source: Source, batch: int) -> bool:
     """Return True if steps of a point are slower in its file than they are now, so that others cannot stand beside it.
 
-    The kernel for products of 2 to 16 rows is newer than the first files of results/h200/papers.
+    The kernel for products of 2 to 16 rows is newer than the first files of results/h200/papers, and so is the one that
+    reads runs in place (Table V without module II), whose steps were eager before.
     """
+    if source.rows and source.note.endswith("eager"):
+        return True
     if not source.rows or not 2 <= batch <= 16:
         return False
     path = next(folder / source.runs[0] for folder in reversed(FOLDERS) if (folder / source.runs[0]).exists())
@@ -152,7 +159,11 @@ def point_jobs() -> list[Job]:
             jobs.append(_point_job(point, items or points[point][:1], len(items), seconds, peak, name))
     for point, items in again.items():
         job = _point_job(point, items, 0, *_cost(point), "")
-        jobs.append(replace(job, again=len(items), ends=None))
+        in_place = "reorder=false" in point.setting
+        extra = (
+            {"cells": len(items), "seconds": job.seconds + IN_PLACE, "more": 10} if in_place else {"again": len(items)}
+        )
+        jobs.append(replace(job, ends=None, **extra))
     return jobs
 
 
@@ -169,7 +180,9 @@ def _point_job(point: _Point, items: Sequence[str], cells: int, seconds: float, 
         "efficiency",
         ("memory", "--model", point.model, "--settings", point.setting, *at, *new, *limit, *compiled),
         run_of(point.setting, point.model, point_overrides([column], Model(point.model)), PAPERS).overrides,
-        ("--model", point.model, "--text", *TEXTS, *RANDOM, "--bits", "4") if point.setting.split(":")[0] == "kvquant" else (),
+        ("--model", point.model, "--text", *TEXTS, *RANDOM, "--bits", "4")
+        if point.setting.split(":")[0] == "kvquant"
+        else (),
         cells,
         round(seconds, 1),
         round(peak, 1),
@@ -233,7 +246,15 @@ def _speculation_job(model: str, context: int, cases: dict[str, list[str]]) -> J
     command = ("speculation", "--points", f"{model}:1:{context}", "--cases", *ordered, "--gammas", *map(str, GAMMAS))
     command += ("--side-gammas", *map(str, GAMMAS), "--blocks", str(BLOCKS), "--tokens", str(TOKENS), "--no-auto")
     return Job(
-        tuple(dict.fromkeys(items)), model, "speculation", command, (), (), len(items), round(seconds, 1), round(peak, 1)
+        tuple(dict.fromkeys(items)),
+        model,
+        "speculation",
+        command,
+        (),
+        (),
+        len(items),
+        round(seconds, 1),
+        round(peak, 1),
     )
 
 

@@ -187,7 +187,7 @@ def check_plain_causal(layer: KVLayer, mask: Tensor | None, count: int, length: 
     check_rounding(layer, count)
     if method.eager and count > 1:
         raise NotServed("several new tokens are packed before they attend")
-    if layer.device.type == "cpu" and method.reading_order(layer, slice(0, 1)) is not None:
+    if method.reading_order(layer, slice(0, 1)) is not None and layer.device.type == "cpu":
         raise NotServed("segments must be read in the order of the text, which a CPU's kernels do not support")
     if layer.window is not None and max(layer.seen, length or 0) > layer.window:
         check_window(layer, count)

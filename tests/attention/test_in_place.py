@@ -23,9 +23,9 @@ from tests import zoo  # noqa: E402
 
 TOLERANCE = 3e-3
 triton_decode.TABLE.update(triton_decode.changed(full_step=64))
-FORMATS = {
-    bits: (Format("affine", bits, "channel", 32), Format("affine", bits, "token", 64)) for bits in (2, 4)
-} | {16: (FULL, FULL)}
+FORMATS = {bits: (Format("affine", bits, "channel", 32), Format("affine", bits, "token", 64)) for bits in (2, 4)} | {
+    16: (FULL, FULL)
+}
 
 
 def runs(widths: list[int], lengths: list[list[int]], channels: int = 64) -> Any:
@@ -63,7 +63,9 @@ def test_runs_of_all_widths_in_any_order(parts: int, count: int, monkeypatch: py
     check(work, queries(2, 4, count))
 
 
-@pytest.mark.parametrize("logits", [Logits(5.0), Logits(None, torch.tensor([1.0, -2.0, 0.5, 3.0]))], ids=["cap", "sinks"])
+@pytest.mark.parametrize(
+    "logits", [Logits(5.0), Logits(None, torch.tensor([1.0, -2.0, 0.5, 3.0]))], ids=["cap", "sinks"]
+)
 def test_caps_and_sinks(logits: Logits) -> None:
     work = runs([2, 16, 4, 16], [[32], [5], [64], [9]])
     work.logits = logits

@@ -23,6 +23,8 @@ from kvbench.attention.triton.merge_kernel import merge
 
 #: key of :attr:`Work.prepared` for the tables of a layer's runs, which do not change while its buffers stay
 TABLES = "runs in place"
+#: fewest warps of a program: with one, four times as many registers spill (compiled for sm_90; not measured)
+WARPS = 2
 
 
 def refuses(query: Tensor, work: Work) -> str | None:
@@ -54,7 +56,7 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     rows = min(max(triton.next_power_of_2(group * count), 8), chosen.max_rows)
     assert group * count <= ROWS
     blocks = -(-group * count // rows)
-    warps = chosen.warps_for(rows, channels)
+    warps = max(chosen.warps_for(rows, channels), WARPS)
     numbers, expense = decode.compiled_for(forms, chosen.full_step)
     out = query.new_empty(batch, count, query_heads, work.value_dim)
     cells, like = batch * work.heads, work.phases[-1][0].buffer
