@@ -43,9 +43,7 @@ def cells_parser() -> argparse.ArgumentParser:
     jobs.add_argument("--out", type=Path, default=Path("build/cells/jobs.json"))
     measure = commands.add_parser("measure", help="measure jobs until a deadline, in one process")
     measure.add_argument("jobs", type=Path, help="file of ``jobs``")
-    measure.add_argument(
-        "--out", type=Path, required=True, help="folder of the log, whose finished jobs are not repeated"
-    )
+    measure.add_argument("--out", type=Path, required=True, help="folder of logs, whose jobs are not repeated")
     measure.add_argument("--seconds", type=float, required=True, help="time until the deadline")
     measure.add_argument("--part", type=part, default=(0, 1), metavar="I/N", help="this worker's share of the models")
     measure.add_argument("--device", default="cuda", help="device (default: %(default)s)")

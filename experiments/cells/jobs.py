@@ -1,8 +1,8 @@
 """Jobs that fill the missing cells of time and memory: what to measure, how long it takes, in order of value.
 
-A job of points is one call of ``python -m kvbench.bench memory`` at one prompt length and batch; a job of speculation is
-one of ``python -m kvbench.bench speculation`` at one context, with plain decoding in it for the speed-up. Seconds and
-memory are predicted by a roofline, with fixed times for loading, compiling and capturing as they were seen on one H200.
+A job of points is one call of ``python -m kvbench.bench memory`` at one prompt length and batch; a job of speculation
+is one of ``python -m kvbench.bench speculation`` at one context, with plain decoding in it for the speed-up. Seconds
+and memory are predicted by a roofline, with fixed times for loading, compiling and capturing as seen on one H200.
 """
 
 from __future__ import annotations
@@ -159,11 +159,11 @@ def point_jobs() -> list[Job]:
             jobs.append(_point_job(point, items or points[point][:1], len(items), seconds, peak, name))
     for point, items in again.items():
         job = _point_job(point, items, 0, *_cost(point), "")
-        in_place = "reorder=false" in point.setting
-        extra = (
-            {"cells": len(items), "seconds": job.seconds + IN_PLACE, "more": 10} if in_place else {"again": len(items)}
-        )
-        jobs.append(replace(job, ends=None, **extra))
+        if "reorder=false" in point.setting:
+            job = replace(job, cells=len(items), seconds=job.seconds + IN_PLACE, more=10)
+        else:
+            job = replace(job, again=len(items))
+        jobs.append(replace(job, ends=None))
     return jobs
 
 

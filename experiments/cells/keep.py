@@ -21,9 +21,9 @@ Line = Mapping[str, Any]
 def keep(lines: Iterable[Line], root: Path = ROOT) -> list[Path]:
     """Write the rows of logged jobs below ``results/h200`` of `root`, and return the files.
 
-    Points of a model, a memory limit and a device are one file, named so that it is read after those of single commands;
-    a row replaces one of the same setting, prompt and batch. A row that failed for another reason than memory, or that
-    was not finished, is left out.
+    Points of a model, a memory limit and a device are one file, named so that it is read after those of single
+    commands; a row replaces one of the same setting, prompt and batch. A row that failed for another reason than
+    memory, or that was not finished, is left out.
     """
     files: dict[Path, dict[str, Any]] = {}
     for line in lines:

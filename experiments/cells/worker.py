@@ -1,7 +1,7 @@
-"""The worker that measures jobs one after the other in one process, with one model loaded at a time, until a deadline.
+"""The worker that measures jobs one after the other in one process, with one model at a time, until a deadline.
 
-Each job is a line of a log, appended when it has ended: its status, its seconds, and the file that ``kvbench.bench`` would
-have written. What memory cannot hold is a result. A log that is there already says which jobs are done.
+Each job is a line of a log, appended when it has ended: its status, its seconds, and the file that ``kvbench.bench``
+would have written. What memory cannot hold is a result. A log that is there already says which jobs are done.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ LENGTHS = [[7, 3], [32, 64], [160, 32], [64, 0], [32, 96], [32, 32], [288, 32], 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_runs_of_all_widths_in_any_order(parts: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs shorter than a tile, longer ones with whole tiles, and rows without a run; one program and two that merge."""
+    """Runs shorter than a tile, longer ones with whole tiles, rows without a run; one program and two that merge."""
     work = runs(WIDTHS, LENGTHS)
     monkeypatch.setattr(type(work), "tiles", lambda self: parts)
     check(work, queries(2, 4, count))
@@ -104,7 +104,7 @@ def cocktail(length: int, batch: int = 1) -> Any:
     from kvbench.retrieval.chunks import Chunked, Widths
 
     drawn, chunks, plans = random.Random(5), length // 32, []
-    for row in range(batch):
+    for _ in range(batch):
         widths = [drawn.choice((2, 2, 4, 16)) for _ in range(chunks)]
         plans.append(ChunkPlan(Chunked(0, 32, ("",) * chunks, "", "input"), Widths(tuple(widths), None, None)))
     method = load_method("cocktail", encoder="bm25", reorder=False)

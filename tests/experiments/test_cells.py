@@ -1,4 +1,4 @@
-"""The papers' cells of time and memory: their kinds, the jobs that fill them, the worker on a small model, its files."""
+"""The papers' cells of time and memory: their kinds, the jobs that fill them, the worker on a small model, files."""
 
 from __future__ import annotations
 

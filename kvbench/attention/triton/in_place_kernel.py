@@ -1,7 +1,7 @@
 """Decode attention over runs of tokens that stay where they stand in the text, in one Triton launch.
 
-Without reordering (Cocktail without its module II), each run of chunks of one width is a segment with buffers of its own,
-so a layer has dozens or hundreds of phases, of few formats. The kernel of
+Without reordering (Cocktail without its module II), each run of chunks of one width is a segment with buffers of its
+own, so a layer has dozens or hundreds of phases, of few formats. The kernel of
 :mod:`kvbench.attention.triton.decode_kernel` is compiled for a list of phases; this one is compiled for the formats
 alone, visits the phases in the order of the text in a loop, and reads the addresses of their buffers from a table.
 The arithmetic of a phase, the division of the work and the merge are the other kernel's; shapes and parameters too.
@@ -134,9 +134,10 @@ def decode_in_place(
                     # new tokens are in the last phase, which is in full precision: each sees one token more
                     later = NEW_TOKENS - 1 - row % NEW_TOKENS
                     seen = count - tl.where(i == phases - 1, later, 0)
+                    keys = aimed(addresses, like_ptr, KEY_FORMS[f])
+                    values = aimed(addresses + ADDRESSES, like_ptr, VALUE_FORMS[f])
                     top, total, acc = phase(
-                        (top, total, acc), q_ptr, row_at, valid, normal, factor, seen,
-                        aimed(addresses, like_ptr, KEY_FORMS[f]), aimed(addresses + ADDRESSES, like_ptr, VALUE_FORMS[f]),
+                        (top, total, acc), q_ptr, row_at, valid, normal, factor, seen, keys, values,
                         room, here, cell.to(tl.int64), low, high, at, KEY_FORMS[f], VALUE_FORMS[f],
                         WHOLE_COSTS[f], PART_COSTS[f], step, f == len(KEY_FORMS) - 1 and NEW_TOKENS > 1,
                         ROWS, KEY_DIM, VALUE_DIM, BLOCK_ROWS, STAGES, PART_STAGES, ASM, cap, CAPPED,
