@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line says, and return the exit status."""
     args = cells_parser().parse_args(argv)
     try:
-        return {"jobs": _jobs, "measure": _measure, "keep": _keep, None: _counts}[args.command](args)
+        return {"jobs": _write_jobs, "measure": _measure, "keep": _keep, None: _counts}[args.command](args)
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -69,7 +69,7 @@ def _counts(args: argparse.Namespace) -> int:
     return 0
 
 
-def _jobs(args: argparse.Namespace) -> int:
+def _write_jobs(args: argparse.Namespace) -> int:
     from experiments.cells.jobs import all_jobs
 
     jobs = all_jobs()

@@ -15,13 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from experiments import stored
 from experiments.cells.states import PAPERS, places, stored_source, timed_items
 from experiments.data import point_overrides
 from experiments.fold import forced
 from experiments.fold.analytic import length
 from experiments.fold.grid import Source
-from experiments.fold.points import FOLDERS, canonical
+from experiments.fold.points import OLDER, canonical
 from experiments.item import Column, Computed, Grid, Model
 from experiments.predict import ASSUMED, GPU
 from experiments.runs import RANDOM, TEXTS, run_of
@@ -31,8 +30,6 @@ from kvbench.config.setting import parse_setting
 from kvbench.profiling.roofline import gpu_named
 
 GIB = 2**30
-#: when the kernel for products of 2 to 16 rows was measured
-PRODUCTS = "2026-11-22 21:30"
 #: seconds of a new model (random weights, first long prefill, first compilation), of a new setting with it (kernels),
 #: of a new batch (captured and compiled again), and of any point
 LOAD, SETTING, BATCH, POINT = 10.0, 3.0, 2.0, 1.5
@@ -103,18 +100,13 @@ class _Point:
     options: tuple[str, ...]
 
 
-def stale(source: Source, batch: int) -> bool:
+def stale(source: Source) -> bool:
     """Return True if steps of a point are slower in its file than they are now, so that others cannot stand beside it.
 
-    The kernel for products of 2 to 16 rows is newer than the first files of results/h200/papers, and so is the one that
-    reads runs in place (Table V without module II), whose steps were eager before.
+    They are from before the kernel for products of 2 to 16 rows, or eager, from before one that reads runs in place
+    (Table V without module II).
     """
-    if source.rows and source.note.endswith("eager"):
-        return True
-    if not source.rows or not 2 <= batch <= 16:
-        return False
-    path = next(folder / source.runs[0] for folder in reversed(FOLDERS) if (folder / source.runs[0]).exists())
-    return str(stored.content(path).get("date", "")) < PRODUCTS
+    return bool(source.rows) and source.note.endswith((OLDER, "eager"))
 
 
 def wanted_points() -> tuple[dict[_Point, list[str]], dict[_Point, list[str]]]:
@@ -131,7 +123,7 @@ def wanted_points() -> tuple[dict[_Point, list[str]], dict[_Point, list[str]]]:
             point = _Point(model.preset, row.timed or row.setting, *at)
             if source is None:
                 missing[point].append(item.id)
-            elif stale(source, column.batch):
+            elif stale(source):
                 again[point].append(item.id)
     return missing, again
 
@@ -267,7 +259,7 @@ def in_order(jobs: Iterable[Job]) -> list[Job]:
     settings: set[tuple[str, str]] = set()
 
     def value(job: Job) -> float:
-        new = _setting(job) not in settings
+        new = _model_and_setting(job) not in settings
         more = LOAD * (job.model != current) + (SETTING + CALIBRATE * bool(job.calibrate)) * new
         return job.value / (job.seconds + more)
 
@@ -282,11 +274,11 @@ def in_order(jobs: Iterable[Job]) -> list[Job]:
         left.remove(best)
         ordered.append(best)
         current = best.model
-        settings.add(_setting(best))
+        settings.add(_model_and_setting(best))
     return ordered
 
 
-def _setting(job: Job) -> tuple[str, str]:
+def _model_and_setting(job: Job) -> tuple[str, str]:
     found = re.search(r"--settings (\S+)", " ".join(job.command))
     return job.model, found[1] if found else job.data
 
