@@ -24,6 +24,7 @@ from experiments.fold.points import OLDER, canonical
 from experiments.item import Column, Computed, Grid, Model
 from experiments.predict import ASSUMED, GPU
 from experiments.runs import RANDOM, TEXTS, run_of
+from experiments.speculation import MODELS
 from kvbench.bench.choices import shape_of
 from kvbench.bench.prediction import Case, PredictedRow
 from kvbench.config.setting import parse_setting
@@ -204,7 +205,7 @@ def predicted(model: str, setting: str, prompt: int, batch: int, new_tokens: int
 def speculation_jobs() -> list[Job]:
     """Return a job for each context of a model at which speeds at a forced acceptance are missing."""
     wanted: dict[tuple[str, int], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    names: dict[Any, str] = {}  # models of the same dimensions share their points
+    names = {shape_of(name): name for name in MODELS}  # models of the same dimensions share their points
 
     def want(model: str, case: str, context: int, item: str) -> None:
         shared = names.setdefault(shape_of(model), model)

@@ -35,7 +35,7 @@ def keep(lines: Iterable[Line], root: Path = ROOT) -> list[Path]:
         if not rows:
             continue
         path = _place(root, line, content, points)
-        whole = files.setdefault(path, _before(path))
+        whole = files.setdefault(path, _kept_file(path))
         same = _point if points else _case
         kept = {same(row): row for row in whole.get("rows", ())}
         kept |= {same(row): row for row in rows}
@@ -48,7 +48,7 @@ def keep(lines: Iterable[Line], root: Path = ROOT) -> list[Path]:
     return list(files)
 
 
-def _before(path: Path) -> dict[str, Any]:
+def _kept_file(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = stored.content(path) if path.exists() else {}
     return found
 
