@@ -149,7 +149,8 @@ class Work:
             and one that is launched normally add up partial results in the same order.
         received: where to write the attention that tokens receive; None if the method does not observe it.
         rope: the rotation that keys still need, if they are stored before RoPE; else None.
-        prepared: results for these buffers that the CPU kernel reuses in later steps, by arbitrary keys.
+        in_place: True if the phases are runs that must be read in the order of the text, of which there are many.
+        prepared: results for these buffers that a kernel reuses in later steps, by arbitrary keys.
     """
 
     phases: list[tuple[Part, Part]]
@@ -162,6 +163,7 @@ class Work:
     logits: Logits = PLAIN
     received: Received | None = None
     rope: Rope | None = None
+    in_place: bool = False
     prepared: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def signature(self) -> tuple[tuple[Format, Format], ...]:
