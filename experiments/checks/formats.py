@@ -10,7 +10,6 @@ from experiments.checks.rules import KI, Block, Rule, Text, range_text, spread, 
 from experiments.formats import which
 from experiments.formats.which import CODES, SOURCE, measured_tpot
 from experiments.stored import Row, benchmark_rows, grid, load_result_json, one, some
-from kvbench.bench.shapes import MODELS
 
 LINES, CLAIMS = "results/formats/lines.json", "results/formats/claims.json"
 FOLDER = "results/h200/formats"
@@ -202,11 +201,11 @@ def _h200_time_texts() -> list[Text]:
 def _table_formats() -> str:
     """Return the table of attention over iq4_nl and Octave beside other formats."""
     points = [some(benchmark_rows(CODES), model=model, context=thousands * KI) for _, model, thousands in CODE_POINTS]
+    shape = which.SHAPE  # of the last point
     body = [["bf16, fastest SDPA (cuDNN)", "16", *(three(rows[0]["best_us"]) for rows in points)]]
     for name in dict.fromkeys(row["format"] for row in points[-1]):
         own = [one(rows, format=name) for rows in points]
-        shape = MODELS[own[-1]["model"]]
-        bits = 4 * own[-1]["bytes"] / (shape.heads * shape.channels * own[-1]["context"])  # of keys and values
+        bits = 4 * own[-1]["bytes"] / (shape.heads * shape.channels * shape.tokens)  # of keys and of values
         shown = [f"{three(row['us'])} · {share(row):.0f} % · {row['per_byte']:.2f}" for row in own]
         body.append([f"`{name}`", f"{bits:.3f}".rstrip("0").rstrip("."), *shown])
     return grid(f"| format | bits per element | {' | '.join(label for label, _, _ in CODE_POINTS)} |", body)

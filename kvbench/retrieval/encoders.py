@@ -93,6 +93,7 @@ def import_bm25s() -> Any:
     first = "jax" not in sys.modules and "bm25s" not in sys.modules
     if first:
         os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # for a JAX that was imported before
     try:
         return importlib.import_module("bm25s")
     except ImportError as error:

@@ -76,11 +76,13 @@ def test_jax_is_on_the_cpu_while_bm25s_is_imported_and_the_variable_is_then_as_b
     assert os.environ.get("JAX_PLATFORMS") == before
 
 
-def test_a_jax_that_was_imported_before_keeps_its_platforms(monkeypatch, jax_and_bm25s):
+def test_a_jax_that_was_imported_before_keeps_its_platforms_and_takes_memory_as_needed(monkeypatch, jax_and_bm25s):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     (jax_and_bm25s / "bm25s.py").write_text("import os\nplatforms = os.environ['JAX_PLATFORMS']\n")
     importlib.import_module("jax")
     assert encoders.import_bm25s().platforms == "cuda"
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
 
 
 def test_the_variable_comes_back_where_bm25s_cannot_be_imported(monkeypatch, jax_and_bm25s):
