@@ -31,7 +31,7 @@ from kvbench.util.nvrtc import missing
 
 #: warps of a CTA and CTAs that a multiprocessor must hold, to choose from
 CHOICES = ((16, 1), (12, 1), (10, 1), (8, 1), (6, 1), (4, 1), (2, 1), (1, 1))
-#: warps of a CTA that serves several query rows, at most: with more, its registers do not suffice
+#: warps of a CTA that serves several query rows, at most: each has 255 registers, and was timed with 4 rows
 WARPS_OF_ROWS = 8
 #: largest number of query rows that a CTA serves: the columns of a product
 ROWS = 8
