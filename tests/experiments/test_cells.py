@@ -149,8 +149,9 @@ def test_jobs_become_rows_and_a_second_worker_does_what_is_left(
     assert again.measure(plain(first, second, cases)) == 1  # what failed would be tried again
     with (logs / "part2.jsonl").open("a", encoding="utf-8") as log:
         log.write('{"job": {"mod')  # a process that was killed
+    assert worker.Worker(logs, "part2", 1000, "cpu").measure(plain(broken)) == 1  # begins a new line
     lines = worker.logged(logs)
-    assert [line["status"] for line in lines] == ["ok", "failed", "ok", "ok"]
+    assert [line["status"] for line in lines] == ["ok", "failed", "ok", "ok", "failed"]
 
     (timed, forced_file) = keep.keep(lines, tmp_path)
     content = json.loads(timed.read_text())
@@ -213,9 +214,26 @@ def test_a_job_that_outlasts_the_deadline_is_given_up_and_logged(
     def late(*given: Any) -> None:
         raise worker.OutOfTime("the deadline has passed")
 
-    monkeypatch.setattr(one, "_bench", late)
-    assert one.measure(plain(job(model, "fp16"), job(model, "kivi:int4"))) == 1
-    assert [line["status"] for line in worker.logged(tmp_path)] == ["failed"]
+    monkeypatch.setattr("kvbench.bench.speculation_bench.SpeculationBench.rounds", late)
+    assert one.measure(plain(speculation(model, "plain", "quantspec", "kv"), job(model, "fp16"))) == 1
+    (line,) = worker.logged(tmp_path)
+    assert line["status"] == "failed"
+    assert [row["status"] for row in line["content"]["rows"]] == ["ok", "unfinished"]
+
+
+def test_lack_of_memory_before_a_measurement_is_no_answer(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row could say so: another worker that held the memory may have ended by the next time."""
+
+    def full(*given: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(worker, "first_prefill", full)
+    one = worker.Worker(tmp_path, "part1", 1000, "cpu")
+    assert one.measure(plain(job(model, "fp16"))) == 1
+    (line,) = worker.logged(tmp_path)
+    assert line["status"] == "failed" and "out of memory" in line["message"] and not one.ended
 
 
 def test_the_command_line(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,8 +243,18 @@ def test_the_command_line(model: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(given) == 0 and len(worker.logged(tmp_path / "logs")) == 1
     assert main([*given[:1], str(tmp_path / "none"), *given[2:]]) == 2
     assert "there is no such file" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert main([*given[:-1], "cuda"]) == 2 and len(worker.logged(tmp_path / "logs")) == 1
+        assert "runtime.device=cuda" in capsys.readouterr().err
+    file.write_text('[{"item"', encoding="utf-8")
+    assert main(given) == 2 and "is damaged" in capsys.readouterr().err
+    (tmp_path / "logs" / "samples.jsonl").write_text('{"id": 1}\n', encoding="utf-8")
+    assert main(["keep", str(tmp_path / "logs")]) == 2 and "is no log of jobs" in capsys.readouterr().err
     assert main(["keep", str(tmp_path / "none")]) == 2
     assert cells_parser().parse_args([*given, "--part", "2/3"]).part == (1, 3)
-    for wrong in ("3/2", "x"):
+    for wrong in ("nan", "0"):
+        with pytest.raises(SystemExit):
+            cells_parser().parse_args([*given, "--seconds", wrong])
+    for wrong in ("3/2", "0/2", "x"):
         with pytest.raises(SystemExit):
             cells_parser().parse_args([*given, "--part", wrong])
