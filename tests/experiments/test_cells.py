@@ -85,6 +85,23 @@ def test_a_point_out_of_memory_is_an_answer(tmp_path: Path, monkeypatch: pytest.
     assert len(kinds) == 10  # batches from 5 on
 
 
+def test_speculation_out_of_memory_is_an_answer_too(nothing_measured: None, tmp_path: Path) -> None:
+    def wanted() -> set[str]:
+        return {case for one in jobs_module.speculation_jobs() if one.model == "llama2-7b" and "llama2-7b:1:32768" in
+                one.command for case in one.command[one.command.index("--cases") + 1 : one.command.index("--gammas")]}  # fmt: skip
+
+    before = wanted()
+    assert {"quantspec", "snapkv"} < before
+    row = {"model": "llama2-7b", "batch": 1, "context": 32768, "case": "quantspec", "status": "oom"}
+    (tmp_path / "a.json").write_text(json.dumps({"device": "card", "at": 0.9, "rows": [row]}), encoding="utf-8")
+    forced.forced_speeds.cache_clear()
+    kinds = [state for state in states.cell_states(items()["quantspec/table4"]) if state.kind == states.FULL]
+    assert {state.column for state in kinds} == {
+        f"{data} 32k: speed-up, acceptance forced" for data in ("multi_lexsum", "infinitebench_sum")
+    }
+    assert before - wanted() == {"quantspec"}
+
+
 @pytest.fixture
 def nothing_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "FOLDERS", (tmp_path,))
