@@ -120,6 +120,8 @@ ENGINES = Rows(
         Reads("q8_0", (8,), {"token": (32,)}),
         Reads("q8_0_cpu", (8,), {"token": (32,)}),
         Reads("q4_0", (4,), {"token": (32,)}),
+        Reads("iq4_nl", (4,), {"token": (32,)}),
+        Reads("octave", (3, 4), {"token": (64, HEAD)}),
         Reads("nvfp4", (4,), {"token": (16,)}),
         Reads("4over6", (4,), {"token": (16,)}),
         Reads("levels", (3, 4), {"token": (HEAD,)}),
