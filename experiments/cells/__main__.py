@@ -18,9 +18,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments import stored
 from experiments.cells.states import PAGE, cells_block
 from experiments.checks.rules import write_blocks
 from experiments.stored import ROOT
+from kvbench.bench.choices import positive
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.util import atomic
 from kvbench.util.door import enter
@@ -44,7 +46,7 @@ def cells_parser() -> argparse.ArgumentParser:
     measure = commands.add_parser("measure", help="measure jobs until a deadline, in one process")
     measure.add_argument("jobs", type=Path, help="file of ``jobs``")
     measure.add_argument("--out", type=Path, required=True, help="folder of logs, whose jobs are not repeated")
-    measure.add_argument("--seconds", type=float, required=True, help="time until the deadline")
+    measure.add_argument("--seconds", type=positive, required=True, help="time until the deadline")
     measure.add_argument("--part", type=part, default=(0, 1), metavar="I/N", help="this worker's share of the models")
     measure.add_argument("--device", default="cuda", help="device (default: %(default)s)")
     keep = commands.add_parser("keep", help="write the rows of logs into results/h200")
@@ -83,10 +85,12 @@ def _write_jobs(args: argparse.Namespace) -> int:
 
 def _measure(args: argparse.Namespace) -> int:
     from experiments.cells.worker import Worker, part_of
+    from kvbench.models.load import resolve_device
 
     if not args.jobs.is_file():
         raise ConfigError("measure", args.jobs, "there is no such file", hint="python -m experiments.cells jobs")
-    jobs = part_of(json.loads(args.jobs.read_text(encoding="utf-8")), *args.part)
+    resolve_device(args.device)  # an error here, not one of each job
+    jobs = part_of(stored.content(args.jobs), *args.part)
     worker = Worker(args.out, f"part{args.part[0] + 1}", args.seconds, args.device)
     print(f"{worker.measure(jobs)} jobs measured -> {worker.log}", flush=True)
     return 0

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from experiments.cells.states import PAPERS, places, stored_source, timed_items
+from experiments.cells.states import PAPERS, answered, places, stored_source, timed_items
 from experiments.data import point_overrides
 from experiments.fold import forced
 from experiments.fold.analytic import length
@@ -217,7 +217,7 @@ def speculation_jobs() -> list[Job]:
                 for context in item.options["contexts"]:
                     column = Column(length(context), "efficiency", prompt=context, batch=1)
                     for case in forced.CASES.values():
-                        if not forced.forced_source(preset, case, column).rows:
+                        if not answered(forced.forced_source(preset, case, column)):
                             want(preset, case, context, item.id)
             continue
         assert isinstance(item, Grid)

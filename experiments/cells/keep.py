@@ -13,8 +13,6 @@ from experiments.stored import ROOT
 from kvbench.bench.report import write_json
 
 COMMAND = "python -m experiments.cells measure"
-#: entries of a file that are of one call of the worker, not of all that the file holds
-OF_ONE = ("date", "command", "machine")
 Line = Mapping[str, Any]
 
 

@@ -105,8 +105,13 @@ def stored_source(model: Model, row: Row, column: Column) -> Source | None:
     assert row.setting is not None
     if column.figure in forced.FIGURES:
         source = forced.forced_source(model.preset, forced.case_of(row.setting), column)
-        return source if source.rows or source.reason.startswith("oom") else None
+        return source if answered(source) else None
     return point_source(model.preset, row.timed or row.setting, column, FOLDERS)
+
+
+def answered(source: Source) -> bool:
+    """Return True if a measurement ended with a number or out of memory, and need not be repeated."""
+    return bool(source.rows) or source.reason.startswith(OUT_OF_MEMORY)
 
 
 def cells_block() -> Block:

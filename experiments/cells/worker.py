@@ -18,8 +18,8 @@ from typing import Any
 
 from experiments import stored
 from experiments.cells.jobs import LOAD
+from kvbench.errors import DataError
 from kvbench.models import shared
-from kvbench.util.failures import is_out_of_memory
 
 #: seconds after the deadline at which the present job is given up
 GRACE = 20.0
@@ -31,19 +31,26 @@ Job = Mapping[str, Any]
 Line = dict[str, Any]
 
 
-class OutOfTime(Exception):
-    """The deadline has passed while a job was measured."""
+class OutOfTime(BaseException):
+    """The deadline has passed while a job was measured; no measurement may take it for a failure of its own."""
 
 
 def logged(folder: Path) -> list[Line]:
-    """Return the lines of all logs (``*.jsonl``) of a folder, in order; a last line that was cut off is left out."""
+    """Return the lines of all logs (``*.jsonl``) of a folder, in order; a line that was cut off is left out.
+
+    Raises:
+        DataError: a line is not one of the worker's.
+    """
     lines = []
     for path in sorted(folder.glob("*.jsonl")):
-        for text in path.read_text(encoding="utf-8").splitlines():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                lines.append(json.loads(text))
+                line = json.loads(text)
             except ValueError:
                 continue
+            if not (isinstance(line, dict) and {"job", "status"} <= line.keys()):
+                raise DataError(f"{path} is no log of jobs: {text[:60]}\n  hint: give a folder that has only such logs")
+            lines.append(line)
     return lines
 
 
@@ -74,6 +81,8 @@ class Worker:
         self.deadline, self.device, self.model = self.began + seconds, device, ""
         out.mkdir(parents=True, exist_ok=True)
         self.log = out / f"{name}.jsonl"
+        #: what ends the log's last line if a process was killed while it wrote it
+        self.end = "\n" if self.log.exists() and not self.log.read_bytes().endswith(b"\n") else ""
         before = logged(out)
         self.done = {_key(line["job"]) for line in before if line["status"] in ("ok", "oom")}
         #: by setting, the smallest batch that ran out of memory
@@ -116,10 +125,8 @@ class Worker:
                 self._begin(job)
                 self._bench(job["command"], path)
                 line["status"] = "ok"
-            except Exception as error:
-                line |= {"status": "oom" if is_out_of_memory(error) else "failed", "message": f"{error}"[:400]}
-                if isinstance(error, OutOfTime):
-                    raise
+            except Exception as error:  # lack of memory, too, where no row could say so
+                line["message"] = f"{error}"[:400]
             finally:
                 line["seconds"] = round(time.perf_counter() - began, 2)
                 if path.exists():
@@ -128,7 +135,8 @@ class Worker:
                     if line["status"] == "ok" and any(state != "ok" for state in states):
                         line["status"] = next(state for state in states if state != "ok")
                 with self.log.open("a", encoding="utf-8") as log:
-                    log.write(json.dumps(line) + "\n")
+                    log.write(self.end + json.dumps(line) + "\n")
+                self.end = ""
                 self._note_end(line)
                 self._say(job, f"{line['status']}, {line['seconds']:.1f} s {line.get('message', '')}")
 

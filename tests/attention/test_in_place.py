@@ -98,6 +98,23 @@ def test_what_it_refuses() -> None:
     assert "heads of 96 channels" in str(in_place.refuses(queries(1, 4, 1, 96), runs([16], [[5]], 96)))
 
 
+def test_a_kernel_that_cannot_be_compiled_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler is asked once; lack of memory is no failure of it."""
+    work, query = runs([4, 16], [[32], [9]]), queries(1, 4, 1)
+    raised: list[Exception] = [torch.OutOfMemoryError("CUDA out of memory"), ValueError("an instruction")]
+
+    def at_once(launch: Any) -> int:
+        raise raised.pop(0)
+
+    monkeypatch.setattr(in_place, "FAILED", {})
+    monkeypatch.setattr(in_place, "INTERPRETED", False)
+    monkeypatch.setattr(in_place._Launch, "at_once", at_once)
+    with pytest.raises(torch.OutOfMemoryError):
+        in_place.refuses(query, work)
+    for _ in range(3):  # layers and steps
+        assert in_place.refuses(query, work) == "its kernel cannot be compiled (ValueError)"
+
+
 def cocktail(length: int, batch: int = 1) -> Any:
     """A layer of Cocktail in place after a prompt and three steps, with chunks of all widths in a mixed order."""
     from kvbench.methods.cocktail import ChunkPlan, Plans

@@ -85,6 +85,23 @@ def test_a_point_out_of_memory_is_an_answer(tmp_path: Path, monkeypatch: pytest.
     assert len(kinds) == 10  # batches from 5 on
 
 
+def test_speculation_out_of_memory_is_an_answer_too(nothing_measured: None, tmp_path: Path) -> None:
+    def wanted() -> set[str]:
+        made = [one.command for one in jobs_module.speculation_jobs() if "llama2-7b:1:32768" in one.command]
+        return {case for command in made for case in command[command.index("--cases") + 1 : command.index("--gammas")]}
+
+    before = wanted()
+    assert {"quantspec", "snapkv"} < before
+    row = {"model": "llama2-7b", "batch": 1, "context": 32768, "case": "quantspec", "status": "oom"}
+    (tmp_path / "a.json").write_text(json.dumps({"device": "card", "at": 0.9, "rows": [row]}), encoding="utf-8")
+    forced.forced_speeds.cache_clear()
+    kinds = [state for state in states.cell_states(items()["quantspec/table4"]) if state.kind == states.FULL]
+    assert {state.column for state in kinds} == {
+        f"{data} 32k: speed-up, acceptance forced" for data in ("multi_lexsum", "infinitebench_sum")
+    }
+    assert before - wanted() == {"quantspec"}
+
+
 @pytest.fixture
 def nothing_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "FOLDERS", (tmp_path,))
@@ -149,8 +166,9 @@ def test_jobs_become_rows_and_a_second_worker_does_what_is_left(
     assert again.measure(plain(first, second, cases)) == 1  # what failed would be tried again
     with (logs / "part2.jsonl").open("a", encoding="utf-8") as log:
         log.write('{"job": {"mod')  # a process that was killed
+    assert worker.Worker(logs, "part2", 1000, "cpu").measure(plain(broken)) == 1  # begins a new line
     lines = worker.logged(logs)
-    assert [line["status"] for line in lines] == ["ok", "failed", "ok", "ok"]
+    assert [line["status"] for line in lines] == ["ok", "failed", "ok", "ok", "failed"]
 
     (timed, forced_file) = keep.keep(lines, tmp_path)
     content = json.loads(timed.read_text())
@@ -213,9 +231,26 @@ def test_a_job_that_outlasts_the_deadline_is_given_up_and_logged(
     def late(*given: Any) -> None:
         raise worker.OutOfTime("the deadline has passed")
 
-    monkeypatch.setattr(one, "_bench", late)
-    assert one.measure(plain(job(model, "fp16"), job(model, "kivi:int4"))) == 1
-    assert [line["status"] for line in worker.logged(tmp_path)] == ["failed"]
+    monkeypatch.setattr("kvbench.bench.speculation_bench.SpeculationBench.rounds", late)
+    assert one.measure(plain(speculation(model, "plain", "quantspec", "kv"), job(model, "fp16"))) == 1
+    (line,) = worker.logged(tmp_path)
+    assert line["status"] == "failed"
+    assert [row["status"] for row in line["content"]["rows"]] == ["ok", "unfinished"]
+
+
+def test_lack_of_memory_before_a_measurement_is_no_answer(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row could say so: another worker that held the memory may have ended by the next time."""
+
+    def full(*given: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(worker, "first_prefill", full)
+    one = worker.Worker(tmp_path, "part1", 1000, "cpu")
+    assert one.measure(plain(job(model, "fp16"))) == 1
+    (line,) = worker.logged(tmp_path)
+    assert line["status"] == "failed" and "out of memory" in line["message"] and not one.ended
 
 
 def test_the_command_line(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,8 +260,18 @@ def test_the_command_line(model: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(given) == 0 and len(worker.logged(tmp_path / "logs")) == 1
     assert main([*given[:1], str(tmp_path / "none"), *given[2:]]) == 2
     assert "there is no such file" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert main([*given[:-1], "cuda"]) == 2 and len(worker.logged(tmp_path / "logs")) == 1
+        assert "runtime.device=cuda" in capsys.readouterr().err
+    file.write_text('[{"item"', encoding="utf-8")
+    assert main(given) == 2 and "is damaged" in capsys.readouterr().err
+    (tmp_path / "logs" / "samples.jsonl").write_text('{"id": 1}\n', encoding="utf-8")
+    assert main(["keep", str(tmp_path / "logs")]) == 2 and "is no log of jobs" in capsys.readouterr().err
     assert main(["keep", str(tmp_path / "none")]) == 2
     assert cells_parser().parse_args([*given, "--part", "2/3"]).part == (1, 3)
-    for wrong in ("3/2", "x"):
+    for wrong in ("nan", "0"):
+        with pytest.raises(SystemExit):
+            cells_parser().parse_args([*given, "--seconds", wrong])
+    for wrong in ("3/2", "0/2", "x"):
         with pytest.raises(SystemExit):
             cells_parser().parse_args([*given, "--part", wrong])

@@ -20,11 +20,14 @@ from kvbench.attention.triton import decode
 from kvbench.attention.triton.decode import INTERPRETED, LOG2E, TOGETHER
 from kvbench.attention.triton.in_place_kernel import ADDRESSES, decode_in_place
 from kvbench.attention.triton.merge_kernel import merge
+from kvbench.util.failures import is_out_of_memory
 
 #: key of :attr:`Work.prepared` for the tables of a layer's runs, which do not change while its buffers stay
 TABLES = "runs in place"
 #: fewest warps of a program: with one, four times as many registers spill (compiled for sm_90; not measured)
 WARPS = 2
+#: why the kernel could not be compiled, by :attr:`_Launch.key`, so that no later step waits for the compiler again
+FAILED: dict[Any, str] = {}
 
 
 def refuses(query: Tensor, work: Work) -> str | None:
@@ -38,11 +41,15 @@ def refuses(query: Tensor, work: Work) -> str | None:
         return "tokens of which only the keys or only the values are packed"
     if INTERPRETED:
         return None
-    try:
-        _Launch(query, work, 1.0).at_once()
-    except Exception as error:  # whatever the compiler of another version of triton raises
-        return f"its kernel cannot be compiled ({type(error).__name__})"
-    return None
+    launch = _Launch(query, work, 1.0)
+    if launch.key not in FAILED:
+        try:
+            launch.at_once()
+        except Exception as error:  # whatever the compiler of another version of triton raises
+            if is_out_of_memory(error):
+                raise
+            FAILED[launch.key] = f"its kernel cannot be compiled ({type(error).__name__})"
+    return FAILED.get(launch.key)
 
 
 def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
@@ -89,14 +96,18 @@ class _Launch:
         """Number of programs of an undivided launch."""
         return self.cells * self.blocks
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What the kernel is compiled for."""
+        sinks = None if self.sinks is None else self.sinks.dtype
+        return TABLES, self.query.device, self.query.dtype, sinks, self.fixed, self.warps
+
     def at_once(self) -> int:
         """Compile the kernel unless that has been done, and return how many programs the GPU runs at once."""
-        sinks = None if self.sinks is None else self.sinks.dtype
-        known = (TABLES, self.query.device, self.query.dtype, sinks, self.fixed, self.warps)
-        if known not in TOGETHER:
+        if self.key not in TOGETHER:
             kernel = decode_in_place.warmup(*self.arguments(1), grid=(1,), num_warps=self.warps)
-            TOGETHER[known] = decode.concurrent_programs(kernel, self.query.device, self.chosen, self.warps)
-        return TOGETHER[known]
+            TOGETHER[self.key] = decode.concurrent_programs(kernel, self.query.device, self.chosen, self.warps)
+        return TOGETHER[self.key]
 
     def arguments(self, parts: int) -> tuple[Any, ...]:
         """Return the kernel's arguments for so many parts of the tokens, with new buffers for partial results."""
