@@ -44,10 +44,11 @@ def test_output_is_that_of_attention_in_fp32(
 
 
 @SLOW
-def test_keys_after_rope_with_a_softcap_and_attention_sinks(tmp_path: Path):
+@pytest.mark.parametrize("group", [1, 2])
+def test_keys_after_rope_with_a_softcap_and_attention_sinks(group, tmp_path: Path):
     at = layer([(2, 200, 0)], bits=3, heads=2, outliers=0.02, rotate=False)
-    at.work.logits = Logits(softcap=5.0, sinks=torch.randn(4).half())
-    query = queries(1, 4, 64, FP16)
+    at.work.logits = Logits(softcap=5.0, sinks=torch.randn(2 * group).half())
+    query = queries(1, 2 * group, 64, FP16)
     config = replace(configured(query, at.work), warps=1)
     out = attend_looked_up(config, query, at.work, 0.2, 2, tmp_path)
     assert relative_error(out, at.exact(query, 0.2, at.work.logits)) < 3e-3

@@ -81,7 +81,7 @@ def same(one, other):
 )
 def test_tokens_are_stored_as_by_torch(bits, heads, channels, dtype, outliers, on_cpu):
     x = torch.randn(2, heads, 140, channels, generator=torch.Generator().manual_seed(0)).to(dtype)
-    x[0, :, 131] = 0.5  # all elements are equal
+    x[0, :, 131], x[0, :, 132] = 0.5, 0.3  # all elements are equal
     x[1, 0, 131, : channels // 2] = 3.0  # many equal extremes
     by_torch, by_kernel = (segments(bits, heads, channels, dtype, outliers, restored=bits == 4) for _ in range(2))
     for made in (*by_torch, *by_kernel):
@@ -97,6 +97,12 @@ def test_tokens_are_stored_as_by_torch(bits, heads, channels, dtype, outliers, o
         nuq.pack_nuq_tokens(keys, values, new, new, torch.tensor(places, dtype=torch.int32))
     for one, other in zip(by_torch, by_kernel, strict=True):
         same(one, other)
+
+
+def test_the_last_rank_is_read_as_the_next_of_the_one_before():
+    """A share so small that torch's quantiles are the extremes themselves."""
+    assert nuq.rank(1e-9, 64, high=True) == (62, 1.0)
+    assert nuq.rank(0.5, 65, high=True) == (48, 0.0) and nuq.rank(0.5, 65, high=False) == (16, 0.0)
 
 
 @pytest.mark.parametrize("parts", nuq.PARTS)

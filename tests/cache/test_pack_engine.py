@@ -203,8 +203,11 @@ def test_the_kernels_parameters_follow_the_format():
     assert engine.kernel_form(octave("octave_k3v4", 64, 64)[1], 64).padding == 2
 
 
-@pytest.mark.parametrize("quantizer", [Q8_0(), Signed(4)], ids=str)
+@pytest.mark.parametrize("quantizer", [Q8_0(), Signed(4), IQ4NL(), Octave(4, 64), Octave(3, None)], ids=str)
 def test_scales_beyond_the_range_of_fp16_are_its_largest_number(quantizer):
-    x = tokens(2, 64, torch.bfloat16)
+    x = tokens(4, 64, torch.bfloat16)
     x[0, 0, 0, :2] = torch.tensor([3e8, -4e8])
-    both(quantizer, "key", [x])
+    x[0, 0, 1] = 1e14  # the cube is infinite
+    x[0, 0, 2, 5:9] = -3e38
+    scales = both(quantizer, "key", [x]).params[0][0, 0]
+    assert scales[:3].abs().amax(-1).tolist() == [65504.0] * 3 and scales[3].abs().max() < 65504

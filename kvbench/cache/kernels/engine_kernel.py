@@ -238,8 +238,7 @@ def pack_step(
 
     Grid: (B x H, 2): programs with 0 in the last dimension pack keys, those with 1 values. `places` is int32 ``[B, 2]``
     with the index of each row's key and value in the segments, or a negative number to store nothing. Only parameters
-    of values are padded. The other
-    arguments are those of :func:`pack_engine_rows`, for each side.
+    of values are padded. The other arguments are those of :func:`pack_engine_rows`, for each side.
     """
     line, side = tl.program_id(0), tl.program_id(1)
     row, head = line // heads, line % heads

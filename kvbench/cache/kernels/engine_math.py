@@ -22,10 +22,10 @@ LEAST = tl.constexpr(9.999999974752427e-07)
 #: 1 / 6 in fp32
 SIXTH = tl.constexpr(0.1666666716337204)
 INFINITY = tl.constexpr(float("inf"))
-#: levels of iq4_nl and of octave, and the magnitude below which a block of iq4_nl is stored as zeros
+#: levels of iq4_nl and of octave; the magnitude below which a block of iq4_nl is stored as zeros, and the largest one
 IQ4_NL = tl.constexpr(tuple(map(float, llamacpp.IQ4_NL)))
 OCTAVE_3, OCTAVE_4 = (tl.constexpr(tuple(map(float, amd.LEVELS[bits]))) for bits in (3, 4))
-TINY = tl.constexpr(llamacpp.TINY)
+TINY, ELEMENT_MAX = tl.constexpr(llamacpp.TINY), tl.constexpr(llamacpp.ELEMENT_MAX)
 
 
 @triton.jit
@@ -141,7 +141,8 @@ def encode_iq4_nl(x, most):
         x: elements, fp32 ``[rows, groups, 32]``.
         most: largest magnitudes of groups, ``[rows, groups, 1]``.
     """
-    zero = most < TINY
+    zero, most = most < TINY, tl.minimum(most, ELEMENT_MAX)
+    x = tl.minimum(tl.maximum(x, -ELEMENT_MAX), ELEMENT_MAX)
     scaled = x * inverse(exact_ratio(peak_of(x, most), IQ4_NL[0]))
     # the levels on both sides of each element, and the code of the upper one
     lower, upper = tl.zeros(x.shape, tl.float32) + IQ4_NL[0], tl.zeros(x.shape, tl.float32) + IQ4_NL[1]
@@ -292,6 +293,7 @@ def encode_octave(x, BITS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
         x: blocks, fp32 ``[ROWS, SIZE]``, of which the first COUNT channels exist; the others are 0.
     """
     LEVELS: tl.constexpr = OCTAVE_3 if BITS == 3 else OCTAVE_4
+    x = tl.minimum(tl.maximum(x, -ELEMENT_MAX), ELEMENT_MAX)
     squares = ordered_sum(x * x, ROWS, SIZE)
     root = tl.maximum(tl.sqrt_rn(exact_ratio(squares, COUNT * 1.0)), 1e-12)
     scaled = tl.div_rn(x, tl.broadcast_to(root[:, None], (ROWS, SIZE))) * (59.0 if BITS == 3 else 46.0)

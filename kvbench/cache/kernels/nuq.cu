@@ -208,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) quantize_token(const
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const Side& side = args.side[value];
   for (int i = threadIdx.x; i < BINS; i += THREADS) m.bins[i] = 0;
-  if (threadIdx.x < 48) m.fine[threadIdx.x / 16][threadIdx.x % 16] = 0;
+  for (int i = threadIdx.x; i < 48; i += THREADS) m.fine[i / 16][i % 16] = 0;
   if (threadIdx.x < 2) m.following[threadIdx.x] = ABOVE;
   if (threadIdx.x == 0) m.first = WIDTH;
   wait_for_previous();
@@ -365,7 +365,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) quantize_token(const
       __syncthreads();
       if (here) indices[to] = own_entry, values[to] = own_exact;
     }
-    if (chunks == 0) __syncthreads();
     int to = m.ends[head] + m.before[head] + rank;
 #pragma unroll
     for (int i = 0; i < PER; i++)

@@ -121,7 +121,8 @@ def rank(share: float, width: int, *, high: bool) -> tuple[int, float]:
     quantile = torch.tensor(tail(share) if high else 1 - tail(share), dtype=torch.float32)
     # in fp32, as torch.quantile does: in fp64 the rank may be another one
     position = quantile * (width - 1)
-    return int(position.floor()), float(position - position.floor())
+    lower = min(int(position), width - 2)  # the last rank has no next one
+    return lower, float(position - lower)
 
 
 def pack_nuq_tokens(keys: NuqSegment, values: NuqSegment, key: Tensor, value: Tensor, places: Tensor) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from kvbench.errors import ConfigError
 from kvbench.quantizers.affine import Parameter
 from kvbench.quantizers.engine.base import E2M1, SIGN, TokenQuantizer, from_e2m1
+from kvbench.quantizers.engine.llamacpp import ELEMENT_MAX, halved
 from kvbench.quantizers.packing import look_up
 from kvbench.quantizers.turboquant import ordered_sum
 
@@ -113,7 +114,7 @@ class Octave(TokenQuantizer):
         codes, scale = (
             torch.cat(tensors, dim) for tensors, dim in zip(zip(*parts, strict=True), (-2, -1), strict=True)
         )
-        return codes, (torch.nn.functional.pad(scale.half(), (0, self.padding)),)
+        return codes, (torch.nn.functional.pad(halved(scale), (0, self.padding)),)
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``v[code] * S / 64``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
@@ -155,7 +156,7 @@ def looked_up(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     Returns:
         The codes, uint8 in the shape of `x`, and the scales times :data:`FIXED`, fp32 ``[..., blocks]``.
     """
-    levels = levels_like(bits, x)
+    levels, x = levels_like(bits, x), x.clamp(-ELEMENT_MAX, ELEMENT_MAX)
     squares = ordered_sum(x.square())
     size = torch.full((), x.shape[-1], dtype=torch.float32, device=x.device)
     root = (squares / size).sqrt().clamp(min=1e-12)

@@ -23,6 +23,8 @@ BLOCK = 32
 IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 #: blocks of iq4_nl whose largest magnitude is below this are stored as zeros
 TINY = 1e-15
+#: larger elements of iq4_nl and octave count as this: their scale is fp16's largest number anyway, and no sum overflows
+ELEMENT_MAX = 2.0**30
 
 
 class Q8_0(TokenQuantizer):
@@ -159,7 +161,7 @@ class IQ4NL(TokenQuantizer):
 
     def encode_blocks(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute codes and scales; arguments and result are those of :meth:`TokenQuantizer.encode_blocks`."""
-        table = iq4_nl_table(str(x.device))
+        table, x = iq4_nl_table(str(x.device)), x.clamp(-ELEMENT_MAX, ELEMENT_MAX)
         first = peak(x)
         zero = first.abs() < TINY
         scaled = x * inverse(quotient(first, IQ4_NL[0]))[..., None]
