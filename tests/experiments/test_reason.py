@@ -141,7 +141,7 @@ def test_noise_changes_the_training_alone(tmp_path) -> None:
     assert any(
         not torch.equal(a, b) for a, b in zip(plain.network.parameters(), noisy.network.parameters(), strict=True)
     )
-    quiet = train_model(config(tmp_path / "quiet", "run.noise=0.5"), stop_after=2)  # the first half has none
+    quiet = train_model(config(tmp_path / "quiet", "run.noise=0.5", "run.quiet=0.5"), stop_after=2)  # the first half has none
     for a, b in zip(plain.network.parameters(), quiet.network.parameters(), strict=True):
         assert torch.equal(a, b)
     ids = torch.arange(40)[None]
