@@ -17,7 +17,7 @@ def content(name: str) -> dict:
 
 def test_there_is_one_for_each_paper_for_a_trained_model_for_long_answers_and_for_a_method():
     named = ["cocktail", "logquant", "long_answers", "quantspec", "real_model", "your_own_method"]
-    assert NAMES == [f"{name}.ipynb" for name in named]
+    assert [Path(name).stem for name in NAMES] == named
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,7 +24,8 @@ def reason_rules() -> Iterator[Rule]:
     yield Block(PAGE, trainings_table(measured), NOISE, "trainings")
     yield Block(MODEL, trainings_table({**measured, "trainings": [bundled]}), NOISE, "bundled")
     lengths, steps = f"{TABLE}/lengths.csv", f"{TABLE}/steps.csv"
-    yield Block(f"{TABLE}/table.md", lengths_table(csv_rows(lengths), csv_rows(steps)), f"{lengths}, {steps}")
+    if (ROOT / TABLE / "table.md").exists():
+        yield Block(f"{TABLE}/table.md", lengths_table(csv_rows(lengths), csv_rows(steps)), f"{lengths}, {steps}")
     yield from _of_the_training(bundled)
     yield from _of_two_bits(measured["n"], measured["trainings"], bundled)
 
