@@ -22,7 +22,6 @@ FOLDER = local_folder("kvbench:tiny-reason") or Path()
 
 @pytest.fixture(scope="module")
 def model():
-    torch.set_num_threads(1)
     return AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.bfloat16).eval()
 
 
