@@ -78,6 +78,8 @@ class Plan:
 
 #: choice of ``conf/dataset`` for points of time and memory
 POINTS = "efficiency"
+#: option of points whose times count: steps are compiled, as an engine's would be (not those of tiny, on a CPU)
+COMPILED = "runtime.compile=true"
 #: tokens of a point's prompt and answer with tiny
 SHORT_PROMPT, SHORT_NEW = 1024, 16
 #: largest batch of a point with tiny
@@ -255,9 +257,9 @@ def point_overrides(columns: Sequence[Column], model: Model) -> list[str]:
     texts += [f"dataset.new_tokens={first.new_tokens}", "dataset.repeats=1"]
     if first.memory_gb is not None:
         texts.append(f"runtime.memory_limit_gb={first.memory_gb:g}")
-    if model.preset != "tiny":  # neither time nor memory depends on the weights
-        texts.append("model.weights=random")
-    return texts
+    if model.preset == "tiny":
+        return [text for text in texts if text != COMPILED]
+    return [*texts, "model.weights=random", "model.dtype=bfloat16"]  # neither time nor memory depends on the weights
 
 
 @cache

@@ -25,8 +25,8 @@ GPU = "h200"
 #: tokens of a word of English, about
 TOKENS_PER_WORD = 1.35
 #: what kvbench.bench predict assumes unless it is told otherwise
-_ASSUMED = {"weight_bits": 16, "weight_group": 128, "head_bits": None, "acceptance": 0.9, "overhead_us": 0.0}
-_ASSUMED |= {"prefill_chunk": None, "prefill_rows": "auto", "mlp_chunk": "auto"}
+ASSUMED = {"weight_bits": 16, "weight_group": 128, "head_bits": None, "acceptance": 0.9, "overhead_us": 0.0}
+ASSUMED |= {"prefill_chunk": None, "prefill_rows": "auto", "mlp_chunk": "auto"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def expect_run(run: Run, name: str = GPU) -> tuple[float, float] | None:
         seconds, peak = 0.0, 0.0
         limit = 2**30 * (composed(run.overrides)["runtime"].get("memory_limit_gb") or gpu.memory_gib)
         for work in works(run):
-            args = Namespace(**_ASSUMED, new_tokens=max(1, work.new))
+            args = Namespace(**ASSUMED, new_tokens=max(1, work.new))
             row = Case(shape, method, work.batch, work.prompt, gpu, args).row(run.model, run.model, None)
             if max(row.decode_peak_bytes, row.prefill_peak_bytes) > limit:
                 continue  # a point that does not fit: it ends a moment after it has begun

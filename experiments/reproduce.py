@@ -16,7 +16,7 @@ from experiments import stored
 from experiments.checks.rules import Block, write_blocks
 from experiments.data import Plan
 from experiments.draw.table import amount, because
-from experiments.fold.cells import Verdict
+from experiments.fold.cells import OUT_OF_MEMORY, Verdict
 from experiments.fold.claims import ALL_ROWS, APART, FAILS, FLOOR, HOLDS, NOT_RUN, OPEN, RULE, VERDICTS
 from experiments.item import Computed, Item
 from experiments.stored import ROOT, as_json, markdown_table
@@ -70,6 +70,13 @@ class Scale:
         """Number of cells with a number of ours."""
         return sum(cell["ours"] is not None for cell in self.content["cells"])
 
+    @property
+    def counts(self) -> str:
+        """Number of cells with a number of ours, of those that did not fit into memory, and of all, in words."""
+        cells = self.content["cells"]
+        full = sum(cell["ours"] is None and cell.get("reason", "").startswith(OUT_OF_MEMORY) for cell in cells)
+        return f"{self.numbers} of {len(cells)}" + (f", and {full} out of memory" if full else "")
+
 
 def scales(item: Item, results: Path) -> list[Scale]:
     """Return the results of an item that have a number, those with the paper's models first; no generated records."""
@@ -93,7 +100,7 @@ def page(items: Sequence[Item], results: Path, expected: Mapping[str, Mapping[st
     body = []
     by_item = {item.id: scales(item, results) for item in items}
     for item in items:
-        measured = "; ".join(f"{one.title}: {one.numbers} of {len(one.content['cells'])}" for one in by_item[item.id])
+        measured = "; ".join(f"{one.title}: {one.counts}" for one in by_item[item.id])
         if isinstance(item, Computed) and item.compute.startswith("analytic:"):
             measured += " (computed, nothing measured)" if measured else ""
         claims = "; ".join(f"{one.title}: {text}" for one in by_item[item.id] if (text := counted(one)))

@@ -121,6 +121,8 @@ def identify(run: Run) -> tuple[str, str]:
 
 #: key of the error for a missing calibration, and the generated texts to calibrate with
 CALIBRATION, TEXTS = "method.calibration", ("mini", "python")
+#: options of a calibration of random weights, of which any few tokens will do; the dtype is that of points
+RANDOM = ("--random", "--sequences", "2", "--length", "256", "--no-fisher", "--dtype", "bfloat16")
 #: reason why a point of a large model has no run on a machine without a GPU
 NO_GPU = "measured only on a GPU, but this machine has none, and results/h200/papers does not contain this point"
 
@@ -194,7 +196,7 @@ def calibrate(config: Mapping[str, Any], run: Run) -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     with FileLock(FOLDER / f".{run.model.replace('/', '--')}.lock"):
         device = given.get("runtime.device", "auto")
-        main(["--model", run.model, "--text", *TEXTS, "--device", device, *(["--random"] if random else [])])
+        main(["--model", run.model, "--text", *TEXTS, "--device", device, *(RANDOM if random else ())])
 
 
 def execute_all(runs: Sequence[Run], launcher: Launcher = "local", jobs: int = -1) -> Iterator[RunOutcome]:
@@ -204,7 +206,13 @@ def execute_all(runs: Sequence[Run], launcher: Launcher = "local", jobs: int = -
     """
     runs = list(dict.fromkeys(runs))
     if launcher == "local" or len(runs) < 2:
-        yield from map(execute, runs)
+        from kvbench.models import shared
+
+        try:
+            with shared.sharing():  # the runs of an item come model by model
+                yield from map(execute, runs)
+        finally:
+            shared.free()
         return
     from joblib import Parallel, delayed
 

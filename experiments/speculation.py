@@ -28,7 +28,9 @@ CASES = {
     "streamingllm": "StreamingLLM draft",
     "snapkv": "SnapKV draft",
 }
-MODELS = {"llama2-7b": "7B", "llama3.1-8b": "8B"}
+MODELS = {"llama2-7b": "7B", "llama3.1-8b": "8B", "mistral-7b-v0.3": "Mistral 7B"}
+#: contexts in the README's table
+BRIEF = (2**15, 2**17)
 Row = Mapping[str, Any]
 Key = tuple[str, int, int]
 
@@ -115,7 +117,7 @@ def brief(results: Results) -> list[str]:
     """Return the table of speed-ups for the README: single sequences, without QuantSpec's halves and sparse drafts."""
     lines = []
     for key in results.points():
-        if key[1] == 1:
+        if key[1] == 1 and key[2] in BRIEF:
             row = results.rows[key]["quantspec"]
             figures = row["plain_ms"], results.measured(row)["ms"], results.factor(key, "quantspec")
             lines.append([name(key), *map(number_or_dash, figures), number_or_dash(break_even(results, key))])

@@ -25,6 +25,9 @@ def _gpu() -> bool:
 if not _gpu():  # must be known before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# bm25s calls JAX while it is imported, where JAX is installed, and on a GPU JAX takes three quarters of the memory then
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 # the same arithmetic on every CPU; tests of the choice take this away
 os.environ["KVBENCH_ARITHMETIC"] = "storage"
 

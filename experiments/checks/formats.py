@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from experiments.checks.rules import KI, Block, Rule, Text, range_text, spread
+from experiments.checks.h200_tables import share
+from experiments.checks.rules import KI, Block, Rule, Text, range_text, spread, three
 from experiments.formats import which
-from experiments.formats.which import SOURCE, measured_tpot
+from experiments.formats.which import CODES, SOURCE, measured_tpot
 from experiments.stored import Row, benchmark_rows, grid, load_result_json, one, some
 
 LINES, CLAIMS = "results/formats/lines.json", "results/formats/claims.json"
@@ -27,6 +28,14 @@ TURBOQUANT = (
     ("`3bit_nc`, all layers packed", "TurboQuant 3 bits", "open"),
     ("`4bit_nc`, all layers packed, `nc_at=none qjl=true`", "TurboQuant 4 bits, QJL", "open"),
 )
+#: points of the table of iq4_nl and Octave
+CODE_POINTS = (
+    ("32/8 heads, 8k", "8b", 8),
+    ("32/8 heads, 32k", "8b", 32),
+    ("32/8 heads, 128k", "8b", 128),
+    ("32/32 heads, 128k", "7b", 128),
+)
+TABLES = ("iq4_nl", "octave_k3v4", "octave_k3v3", "octave_k3v3_compact")
 #: what loses score because of its codes (e2m1)
 COARSE = ("nvfp4 4over6", "nvfp4", "UltraQuant", "fp4_mx_block16")
 
@@ -76,7 +85,8 @@ def format_rules() -> Iterator[Rule]:
     """Yield the rules."""
     yield Block(PAGE, which.which_format_table(), f"{LINES}, {FOLDER}", "formats")
     yield Block(METHODS, _turboquant(), LINES, "turboquant")
-    for sentences in (_closeness, _bits, _h200_time_texts):
+    yield Block(f"{FOLDER}/README.md", _table_formats(), CODES, "codes")
+    for sentences in (_closeness, _bits, _h200_time_texts, _table_format_texts):
         yield from sentences()
 
 
@@ -185,4 +195,49 @@ def _h200_time_texts() -> list[Text]:
         Text(KERNELS, KERNEL, f"the kernel takes {range_text(seven_b)} times the time per byte of `int4_g128`"),
         Text(ROTATION, FOLDER, f"takes {seven} ms longer at 7B (32k tokens; {1e3 * seven / 32} µs a layer)"),
         Text(ROTATION, FOLDER, f"and {eight} ms at 8B (128k tokens; {1e3 * eight / 32} µs)"),
+    ]
+
+
+def _table_formats() -> str:
+    """Return the table of attention over iq4_nl and Octave beside other formats."""
+    points = [some(benchmark_rows(CODES), model=model, context=thousands * KI) for _, model, thousands in CODE_POINTS]
+    shape = which.SHAPE  # of the last point
+    body = [["bf16, fastest SDPA (cuDNN)", "16", *(three(rows[0]["best_us"]) for rows in points)]]
+    for name in dict.fromkeys(row["format"] for row in points[-1]):
+        own = [one(rows, format=name) for rows in points]
+        bits = 4 * own[-1]["bytes"] / (shape.heads * shape.channels * shape.tokens)  # of keys and of values
+        shown = [f"{three(row['us'])} · {share(row):.0f} % · {row['per_byte']:.2f}" for row in own]
+        body.append([f"`{name}`", f"{bits:.3f}".rstrip("0").rstrip("."), *shown])
+    return grid(f"| format | bits per element | {' | '.join(label for label, _, _ in CODE_POINTS)} |", body)
+
+
+def _table_format_texts() -> list[Text]:
+    """Return what several pages say of attention over iq4_nl and Octave on an H200."""
+    rows, content = benchmark_rows(CODES), load_result_json(CODES)
+    own = [row for row in rows if row["format"] in TABLES]
+    longest = [row for row in own if row["context"] == 128 * KI]
+    checked = [row["error"] for row in (*content["values"], *rows)]
+    replays = max((row["p90"] - row["p10"]) / 2 / row["us"] for row in longest)
+    assert all(row["ok"] for row in (*content["values"], *content["store"])), f"{CODES}: wrong values"
+    assert not any(row["different numbers"] for row in content["store"]), f"{CODES}: packed otherwise than by torch"
+
+    def at(form: str, model: str) -> float:
+        return float(one(rows, format=form, model=model, context=128 * KI)["us"])
+
+    iq4, q4, base = ([at(form, model) for model in ("8b", "7b")] for form in ("iq4_nl", "q4_0", "int4_g128"))
+    bf16 = [one(rows, format="iq4_nl", model=model, context=128 * KI)["best_us"] for model in ("8b", "7b")]
+    per_byte = [row["per_byte"] for row in own]
+    faster = [row["best_us"] / row["us"] for row in longest]
+    readme = f"{FOLDER}/README.md"
+    return [
+        Text(readme, CODES, f"Plain reads reached {content['ceiling']['GB_s']} GB/s"),
+        Text(readme, CODES, f"({len(checked)} lines) is {max(checked)} at most"),
+        Text(readme, CODES, f"at most {100 * replays} % of the median"),
+        Text(readme, CODES, f"at 128k tokens they reach {range_text(map(share, longest))} % of plain reads"),
+        Text(readme, CODES, f"are {range_text(faster)} times as fast as bf16 there"),
+        Text(readme, CODES, f"`q4_0` takes {q4[0]} and {q4[1]} µs where `iq4_nl` takes {iq4[0]} and {iq4[1]}"),
+        Text(KERNELS, CODES, f"they take {range_text(per_byte)} times the time per byte of `int4_g128`"),
+        Text(SPEED, CODES, f"in keys and values, {range_text(100 * (ratio - 1) for ratio in per_byte)} %"),
+        Text(PAGE, CODES, f"takes {iq4[1]} µs where q4_0's takes {q4[1]} and bf16's {bf16[1]}"),
+        Text(PAGE, CODES, f"in which int4 in groups of 128 took {base[1]}."),
     ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from experiments import speculation
+from experiments.cells.states import cells_block
 from experiments.checks import h200
 from experiments.checks.h200 import (
     FIRST,
@@ -73,6 +74,7 @@ def h200_table_rules() -> Iterator[Rule]:
     yield Block(PAGE, products(), PRODUCTS, "products")
     yield Block(f"{HOUSE}/README.md", house(), f"{HOUSE}/tpot_*.json", "steps")
     yield from speculation.speculation_blocks()
+    yield cells_block()
 
 
 def attention_point_table() -> str:

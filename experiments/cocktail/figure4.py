@@ -1,6 +1,6 @@
 """Cocktail, Figure 4: GPU memory of four models."""
 
-from experiments.cocktail.common import LESS, METHODS, MODELS, POINTS_CAPTION, point_column
+from experiments.cocktail.common import LESS, MODELS, POINTS_CAPTION, TIMED_METHODS, point_column
 from experiments.item import Claim, Grid
 
 _NAME = "GPU memory"
@@ -10,7 +10,7 @@ ITEM = Grid(
     number="Figure 4",
     title="GPU memory of different models",
     models=MODELS,
-    rows=METHODS,
+    rows=TIMED_METHODS,
     columns=(point_column(_NAME, "peak", 2**-30, "GiB"),),
     base="FP16",
     claims=(

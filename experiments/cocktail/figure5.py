@@ -1,6 +1,6 @@
 """Cocktail, Figure 5: time per output token of four models."""
 
-from experiments.cocktail.common import LESS, METHODS, MODELS, POINTS_CAPTION, point_column
+from experiments.cocktail.common import LESS, MODELS, POINTS_CAPTION, RANDOM_KVQUANT, TIMED_METHODS, point_column
 from experiments.item import Claim, Grid
 
 _NAME = "TPOT"
@@ -10,7 +10,7 @@ ITEM = Grid(
     number="Figure 5",
     title="Time per output token (TPOT) of different models",
     models=MODELS,
-    rows=METHODS,
+    rows=TIMED_METHODS,
     columns=(point_column(_NAME, "tpot_s", 1e3, "ms"),),
     base="FP16",
     claims=(
@@ -25,7 +25,7 @@ ITEM = Grid(
         ),
         *(
             Claim(f"Cocktail takes less time than {name}", "Cocktail", name, _NAME, **LESS)
-            for name in ("Atom INT2", "Atom INT4", "KIVI INT2", "KIVI INT4", "KVQuant")
+            for name in ("Atom INT2", "Atom INT4", "KIVI INT2", "KIVI INT4", RANDOM_KVQUANT)
         ),
     ),
     draw="bars",

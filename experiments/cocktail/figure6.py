@@ -1,6 +1,6 @@
 """Cocktail, Figure 6: throughput by batch, until memory ends."""
 
-from experiments.cocktail.common import LESS, METHODS, MODELS, POINTS_CAPTION, point_column
+from experiments.cocktail.common import LESS, MODELS, POINTS_CAPTION, RANDOM_KVQUANT, TIMED_METHODS, point_column
 from experiments.item import Claim, Grid
 
 _BATCHES = (1, 2, 4, 5, 10, 12, 16, 18, 28, 32, 40, 48, 96)
@@ -10,7 +10,7 @@ ITEM = Grid(
     number="Figure 6",
     title="Throughput by batch",
     models=MODELS,
-    rows=METHODS,
+    rows=TIMED_METHODS,
     columns=tuple(
         point_column(f"batch {batch}", "tokens_per_s", 1.0, "tokens/s", batch, digits=1, x=float(batch))
         for batch in _BATCHES
@@ -28,7 +28,7 @@ ITEM = Grid(
                 f"batch {batch}",
                 relative=True,
             )
-            for batch, name in ((4, "KIVI INT4"), (16, "KIVI INT4"), (4, "Atom INT2"), (4, "KVQuant"))
+            for batch, name in ((4, "KIVI INT4"), (16, "KIVI INT4"), (4, "Atom INT2"), (4, RANDOM_KVQUANT))
         ),
     ),
     words=("Lines end where memory does (48 GB).",),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from textwrap import shorten
 
-from experiments.fold.cells import Cell, Folded, Heading, Verdict
+from experiments.fold.cells import OUT_OF_MEMORY, Cell, Folded, Heading, Verdict
 from experiments.item import Item
 
 #: characters of a reason below a table; the whole is in cells.json
@@ -72,7 +72,7 @@ def _setting_lines(own: Sequence[tuple[Cell | None, Heading]], bare: bool, base:
         if cell is not None:
             texts = [
                 decimal_text(cell.paper, digits),
-                with_reach(cell.ours, cell.low, cell.high, digits),
+                "OOM" if out_of_memory(cell) else with_reach(cell.ours, cell.low, cell.high, digits),
                 decimal_text(cell.difference, digits, sign=True),
                 with_reach(cell.to_base, cell.to_base_low, cell.to_base_high, digits, sign=True),
             ]
@@ -81,6 +81,11 @@ def _setting_lines(own: Sequence[tuple[Cell | None, Heading]], bare: bool, base:
     if bare:  # no difference is printed of generated records
         return [lines[1]]
     return lines
+
+
+def out_of_memory(cell: Cell) -> bool:
+    """Return True if a cell's point did not fit into memory, which is an answer, and shown as one."""
+    return cell.ours is None and cell.reason.startswith(OUT_OF_MEMORY)
 
 
 def decimal_text(value: float | None, digits: int = 2, sign: bool = False) -> str:
@@ -155,7 +160,11 @@ def _reasons(folded: Folded) -> list[str]:
         if cell.ours is None and cell.reason:
             text = shorten(cell.reason.split("\n")[0], LONGEST, placeholder=" ...")
             places.setdefault(text, []).append(cell.row or cell.column)
-    lines = [f"Empty ({', '.join(dict.fromkeys(rows))}): {text}" for text, rows in places.items()]
+    word = {True: "OOM", False: "Empty"}
+    lines = [
+        f"{word[text.startswith(OUT_OF_MEMORY)]} ({', '.join(dict.fromkeys(rows))}): {text}"
+        for text, rows in places.items()
+    ]
     return [*lines, ""] if lines else []
 
 
@@ -184,8 +193,10 @@ def latex(item: Item, folded: Folded) -> str:
         for row in folded.rows:
             own = [(folded.at(model, row, h.name), h) for h in folded.headings]
             ours = [
-                with_reach(c.ours, c.low, c.high, h.digits).replace(" ±", r"\,$\pm$\,") if c else "" for c, h in own
+                "OOM" if c and out_of_memory(c) else with_reach(c.ours, c.low, c.high, h.digits) if c else ""
+                for c, h in own
             ]
+            ours = [text.replace(" ±", r"\,$\pm$\,") for text in ours]
             lines.append(" & ".join([escaped(row), *(text or "--" for text in ours)]) + r" \\")
             if any(c is not None and c.paper is not None for c, _ in own) and not folded.marks:
                 paper = [decimal_text(c.paper, h.digits) if c else "" for c, h in own]

@@ -14,7 +14,7 @@ from typing import Any
 from experiments import stored
 from experiments.data import Plan
 from experiments.fold.analytic import SHARES, length, shares, weights_or_kv
-from experiments.fold.cells import Cell, Folded
+from experiments.fold.cells import OUT_OF_MEMORY, Cell, Folded
 from experiments.fold.grid import Source
 from experiments.item import Column, Computed
 from kvbench.bench.choices import shape_of
@@ -70,7 +70,8 @@ def _speed_source(path: Path, content: Mapping[str, Any], row: Mapping[str, Any]
     device, steps = content.get("device", ""), str(row.get("stepping", "")).split(" (")[0]
     one = row if row["case"] == "plain" else at_acceptance(row, content["at"])
     if "ms" not in one:
-        return Source({}, (path.name,), f"{row['status']} on {device}")
+        ended = OUT_OF_MEMORY if row["status"] == "oom" else row["status"]
+        return Source({}, (path.name,), f"{ended} on {device}")
     plain = plain_ms(content["rows"], (row["model"], row["batch"], row["context"]))
     speedup = None if plain is None else plain / one["ms"]
     best = f"acceptance {content['at']:g}, gamma {one['gamma']}" if "gamma" in one else ""

@@ -24,6 +24,8 @@ from kvbench.errors import ConfigError
 from kvbench.profiling.roofline import Shape
 from kvbench.tasks.efficiency import point_id
 
+#: when the kernel for products of 2 to 16 rows was measured, and the note of such steps from before, which are slower
+PRODUCTS, OLDER = "2026-11-22 21:30", "older products of 2 to 16 rows"
 FOLDERS = tuple(stored.ROOT / "results" / "h200" / name for name in ("whole", "papers"))
 Key = tuple[Shape, str, int, int, float | None]
 
@@ -82,7 +84,9 @@ def stored_points(folders: tuple[Path, ...]) -> Mapping[Key, Source]:
 
 def _record_source(path: Path, content: Mapping[str, Any], record: Mapping[str, Any]) -> Source:
     device = str(content.get("device", ""))
-    note = ", ".join(part for part in (device, record.get("stepping", "").split(" (")[0]) if part)
+    older = 2 <= record["batch"] <= 16 and str(content.get("date", PRODUCTS)) < PRODUCTS
+    parts = (device, record.get("stepping", "").split(" (")[0], OLDER if older else "")
+    note = ", ".join(part for part in parts if part)
     if record["status"] != "ok":
         ended = OUT_OF_MEMORY if record["status"] == "oom" else record["status"]
         return Source({}, (path.name,), f"{ended} on {device}", note)

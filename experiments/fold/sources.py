@@ -25,14 +25,18 @@ class Choice:
     runs: tuple[Run, ...]
 
 
-def runs_of(item: Grid, plan: Plan) -> dict[Place, Run | Choice | Source]:
-    """Return the run behind each cell: (model title, row, column) -> run, or an empty source that says why not."""
+def runs_of(item: Grid, plan: Plan, *, missing: bool = False) -> dict[Place, Run | Choice | Source]:
+    """Return the run behind each cell: (model title, row, column) -> run, or an empty source that says why not.
+
+    With `missing`, the run of a point measures only those that were not measured elsewhere. It is the same run: which
+    points it measures is no part of its id.
+    """
     by_place: dict[Place, Run | Choice | Source] = {}
     columns = columns_of(item, plan)
     for model in plan.models_of(item):
         here = {column.name: runs_here(column, plan, model) for column in columns}
         runnable = [c for c in columns if c.data == POINTS and c.figure not in forced.FIGURES and not here[c.name]]
-        points = [scaled(column, plan, model) for column in runnable]
+        runnable = [c for c in runnable if not (c.only and model in item.models and model.preset not in c.only)]
         for row in item.rows:
             for column in columns:
                 place = (model.title, row.name, column.name)
@@ -45,8 +49,14 @@ def runs_of(item: Grid, plan: Plan) -> dict[Place, Run | Choice | Source]:
                 elif here[column.name]:
                     by_place[place] = Source({}, reason=here[column.name])
                 elif column.data == POINTS:
+                    wanted = [c for c in runnable if not missing or _elsewhere(model, row, c, plan) is None]
+                    points = [scaled(c, plan, model) for c in wanted]
                     own = conditions(scaled(column, plan, model))
-                    data = point_overrides([c for c in points if conditions(c) == own], model)
+                    same = [c for c in points if conditions(c) == own]
+                    if not same:
+                        by_place[place] = Source({}, reason="measured elsewhere")
+                        continue
+                    data = point_overrides(same, model)
                     by_place[place] = run_of(row.timed or row.setting, model.preset, data, plan, row.options)
                 else:
                     data = data_overrides(column, plan, model)
@@ -62,7 +72,7 @@ def missing_runs(item: Grid, plan: Plan) -> list[Run]:
     models = {model.title: model for model in plan.models_of(item)}
     rows = {row.name: row for row in item.rows}
     wanted = []
-    for (model, row, column), run in runs_of(item, plan).items():
+    for (model, row, column), run in runs_of(item, plan, missing=True).items():
         if isinstance(run, Choice):
             wanted += run.runs
         elif isinstance(run, Run) and _elsewhere(models[model], rows[row], columns[column], plan) is None:

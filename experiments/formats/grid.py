@@ -109,8 +109,8 @@ QUANTIZERS = (
     _engine("UltraQuant", "ultraquant_4bit", timed=None),
     _engine("q5_1, rotated", "q5_1", ONLY, timed=None),
     _engine("q4_1, rotated", "q4_1", ONLY, timed=None),
-    _engine("iq4_nl, rotated", "iq4_nl", ONLY, timed=None),
-    _engine("Octave k3v4", "octave_k3v4", ONLY, timed=None),
+    _engine("iq4_nl, rotated", "iq4_nl", ONLY),
+    _engine("Octave k3v4", "octave_k3v4", ONLY),
     Quantizer(
         "TurboQuant 4 bits, QJL",
         "turboquant",

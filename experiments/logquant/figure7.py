@@ -1,5 +1,6 @@
 """LogQuant, Figure 7: memory and throughput by batch, until memory ends."""
 
+from experiments.data import COMPILED
 from experiments.item import Claim, Column, Grid, Group, Model, Row
 
 _BATCHES = (1, 2, 4, 64, 96, 100, 104, 192, 256, 340, 348, 440)
@@ -20,6 +21,7 @@ def _batch_columns(figure: str, scale: float, unit: str, digits: int) -> tuple[C
             batch=batch,
             new_tokens=2000,
             memory_gb=48.0,
+            options=(COMPILED,),
             x=float(batch),
             panel=f"{what}, {unit}",
         )

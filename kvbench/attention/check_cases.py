@@ -102,7 +102,7 @@ def factored(kind: str, bits: int, group: int, scale: str = "fp16") -> Format:
     """Return a per-token format: each value is the factor of its group of channels times the element of its code.
 
     Args:
-        kind: ``offset``, ``folded`` or ``float`` (:class:`kvbench.attention.phases.Format`).
+        kind: ``offset``, ``folded``, ``float``, ``iq4_nl`` or ``octave`` (:class:`kvbench.attention.phases.Format`).
         scale: type of the factors: ``fp16``, ``fp32``, ``e4m3``, or empty if there are none.
     """
     return Format(kind, bits, "token", group, 0, scale)
@@ -142,6 +142,9 @@ ENGINES = {
     "q8_0": factored("offset", 8, 32),
     "q4_0": factored("offset", 4, 32),
     "nvfp4": factored("float", 4, 16, "e4m3"),
+    "iq4_nl": factored("iq4_nl", 4, 32),
+    "octave 4": factored("octave", 4, 64),
+    "octave 3": factored("octave", 3, 128),
 }
 
 

@@ -90,6 +90,10 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
         if wanted == "triton":
             raise NotServed("triton: only the CUDA kernel reads codes of a codebook")
         names = ("codebook",) if "cuda" in names else names
+    if described.in_place:
+        if wanted not in ("auto", "triton"):
+            raise NotServed(f"{wanted}: only Triton's kernel reads segments in the order of the text")
+        names = ("in_place",)
     for name in names:
         module = load_kernel(name) if described.received is None else observing(name)
         reason = module if isinstance(module, str) else module.refuses(query, described)
@@ -105,7 +109,8 @@ def load_kernel(name: str) -> ModuleType | str:
     """Import a kernel's module; if it cannot be imported, return the reason as a string.
 
     Args:
-        name: ``cuda``, ``triton``, ``cpu``, or ``codebook``: the CUDA kernel for codes of a codebook.
+        name: ``cuda``, ``triton``, ``cpu``; ``codebook``: the CUDA kernel for codes of a codebook; or ``in_place``: the
+            Triton kernel for segments in the order of the text.
     """
     try:
         if name == "cpu":
@@ -120,6 +125,10 @@ def load_kernel(name: str) -> ModuleType | str:
             from kvbench.attention.codebook import decode as codebook_decode
 
             return codebook_decode
+        if name == "in_place":
+            from kvbench.attention.triton import in_place
+
+            return in_place
         from kvbench.attention.triton import decode as triton_decode
 
         return triton_decode
@@ -163,10 +172,10 @@ def check_plain_causal(layer: KVLayer, mask: Tensor | None, count: int, length: 
         length: number of tokens, padding included, up to which later steps must be served too; None: only this step.
 
     Raises:
-        NotServed: the method needs attention probabilities that no kernel returns; attention rounds as an engine's
-            does (:func:`check_rounding`); the cache holds pre-RoPE keys that are not in KVQuant's format; there are
-            several new tokens, and the method packs them before their attention is computed; the method must read the
-            segments in another order than the slots'; a sliding window hides tokens that a kernel cannot leave out
+        NotServed: the method needs attention probabilities that no kernel returns; attention rounds as an engine's does
+            (:func:`check_rounding`); the cache holds pre-RoPE keys that are not in KVQuant's format; there are several
+            new tokens, and the method packs them before their attention is computed; on a CPU, the method must read the
+            segments in the order of the text; a sliding window hides tokens that a kernel cannot leave out
             (:func:`check_window`); or the mask hides anything else than padding, later tokens, and tokens outside the
             sliding window.
     """
@@ -178,8 +187,8 @@ def check_plain_causal(layer: KVLayer, mask: Tensor | None, count: int, length: 
     check_rounding(layer, count)
     if method.eager and count > 1:
         raise NotServed("several new tokens are packed before they attend")
-    if method.reading_order(layer, slice(0, 1)) is not None:
-        raise NotServed("segments must be read in the order of the text, which kernels do not support")
+    if method.reading_order(layer, slice(0, 1)) is not None and layer.device.type == "cpu":
+        raise NotServed("segments must be read in the order of the text, which a CPU's kernels do not support")
     if layer.window is not None and max(layer.seen, length or 0) > layer.window:
         check_window(layer, count)
     if not plain_mask(layer, mask, count, layer.window):

@@ -213,6 +213,7 @@ def assembled(
     room = sum(int(getattr(segment, "capacity", 0)) for segment in keys.segments)
     pairs = [(parts_k[k], parts_v[v]) for k, v in order]
     described = Work(pairs, table, counts, layer.heads, layer.key_dim, layer.value_dim, room)
+    described.in_place = layer.method.reading_order(layer, slice(0, 1)) is not None
     if layer.rope is not None:
         if not any(form.kind == "codebook" for pair in described.signature() for form in pair):
             raise NotServed("the cache holds pre-RoPE keys, which no kernel reads")

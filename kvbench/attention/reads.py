@@ -54,6 +54,9 @@ CUDA_KEYS = Rows(
         Reads("levels", (3,), _ONE, heads=_HEADS_3),
         Reads("levels_read", (4,), _ONE),
         Reads("levels_read", (3,), _ONE, heads=_HEADS_3),
+        Reads("iq4_nl", (4,), {"token": (32,)}),
+        Reads("octave", (4,), {"token": (64, HEAD)}),
+        Reads("octave", (3,), {"token": (64, HEAD)}, heads=_HEADS_3),
     )
 )
 #: formats of values that the CUDA kernel reads: of the same kinds those per token, without levels
@@ -106,17 +109,20 @@ CPU_KEYS = Rows(
         Reads("float", (4,), {"token": (16,)}, ("e4m3",)),
         Reads("levels", (3, 4), _ONE),
         Reads("levels_read", (3, 4), _ONE),
+        Reads("iq4_nl", (4,), {"token": (32,)}),
+        Reads("octave", (3, 4), {"token": (64, HEAD)}),
     )
 )
-#: formats of values that the CPU kernel reads: of the same kinds those per token, without levels
+#: formats of values that the CPU kernel reads: of the same kinds those per token, without levels, and tables of 4 bits
 CPU_VALUES = Rows(
     (
         EXACT,
         *(
             Reads(row.kind, row.bits, {"token": row.groups["token"]}, row.scales)
             for row in CPU_KEYS
-            if "token" in row.groups and not row.kind.startswith("levels")
+            if "token" in row.groups and not row.kind.startswith(("levels", "octave"))
         ),
+        Reads("octave", (4,), {"token": (64, HEAD)}),
         Reads("cross", (2, 3, 4, 8), _ONE, _AFFINE),
     )
 )
@@ -212,13 +218,14 @@ def describe_part(segment: Segment, channels: int, upper: bool = False) -> Part:
     quantizer = segment.quantizer
     kind, window = kind_of(quantizer), window_of(quantizer)
     group = quantizer.group_size or channels
-    form = Format(kind, quantizer.bits, quantizer.axis, group, window, scale_of(segment))
+    padding = segment.parameters[0].padding if segment.parameters else 0
+    form = Format(kind, quantizer.bits, quantizer.axis, group, window, scale_of(segment), padding)
     reason = unread(ANY, form, channels)
     if reason:
         raise NotServed(f"no kernel reads {reason}")
     if kind == "hierarchical" and upper:
         return Part(Format("affine", 4, quantizer.axis, group), segment.words[:1], segment.params)
-    factor = float(getattr(quantizer, "factor", 1.0)) if kind == "float" else 1.0
+    factor = float(getattr(quantizer, "factor", 1.0)) if kind in ("float", "octave") else 1.0
     return Part(form, segment.words, segment.params, factor=factor)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.phases import Part, Work, pairs_of_row
-from kvbench.attention.work import FACTORED, Format
+from kvbench.attention.work import FACTORED, TABLES, Format
 from kvbench.cache.segments.layout import TILE, TileLayout
 from kvbench.quantizers.packing import PLANES, join_planes
 from kvbench.quantizers.turboquant import LevelQuantizer
@@ -66,7 +66,9 @@ def random_part(piece: Piece, side: str, heads: int, channels: int, dtype: torch
     tokens = tiles * TILE
     if form.kind in FACTORED:
         params = random_factors(form, piece.scale, words, (batch, heads, tokens, channels // form.group), rng)
-        return Part(form, words, params, factor=0.75 if form.kind == "float" else 1.0)
+        if form.padding:  # NaN, which a kernel must not read
+            params = tuple(torch.nn.functional.pad(param, (0, form.padding), value=float("nan")) for param in params)
+        return Part(form, words, params, factor=0.75 if form.kind in ("float", "octave") else 1.0)
     if form.window:
         grid = (2 + int(groups_of(form, torch.arange(tokens))[-1]), channels)
     else:
@@ -117,7 +119,7 @@ def read_tokens(part: Part, side: str, row: int, heads: slice, first: int, count
     if form.kind in FACTORED and not form.scale:
         return elements(form, joined) * part.factor
     if form.kind in FACTORED:
-        factor = part.params[0][row, heads, first : first + count]
+        factor = part.params[0][row, heads, first : first + count, : channels // form.group]
         factor = factor.view(torch.float8_e4m3fn) if form.scale == "e4m3" else factor
         factor = factor.float().repeat_interleave(form.group, -1)
         if form.kind == "folded":
@@ -248,6 +250,8 @@ def random_factors(
         small = torch.rand(shape, generator=rng, device=device) < 0.1
         return (torch.where(small, bytes_ // 8, bytes_).to(torch.uint8),)
     most = {"float": 448 if form.bits == 8 else 6}.get(form.kind, 2**form.bits - 1)
+    if (form.kind, form.bits) in TABLES:
+        most = 2 * max(TABLES[form.kind, form.bits])
     step = (torch.rand(shape, generator=rng, device=device) + 0.5) * (4 * spread / most)
     if form.scale == "fp16":
         return ((step * torch.where(torch.rand(shape, generator=rng, device=device) < 0.5, -1, 1)).half(),)
@@ -263,6 +267,8 @@ def elements(form: Format, codes: Tensor) -> Tensor:
     Args:
         form: a format with factors; not ``folded``, whose elements depend on the factor.
     """
+    if (form.kind, form.bits) in TABLES:
+        return torch.tensor(TABLES[form.kind, form.bits], dtype=torch.float32, device=codes.device)[codes.long()]
     if form.kind == "offset":
         return codes.float() - 2 ** (form.bits - 1)
     if form.bits == 8:

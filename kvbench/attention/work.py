@@ -12,10 +12,13 @@ from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.rope.rotation_tables import Rope
 from kvbench.cache.segments.layout import TILE
 from kvbench.cache.segments.outliers import Outliers
+from kvbench.quantizers.engine.amd import LEVELS
+from kvbench.quantizers.engine.llamacpp import IQ4_NL
 
 #: kinds whose values are a factor of their group of channels times an element that follows from the code alone
-FACTORED = ("offset", "folded", "float", "levels", "levels_read")
-
+FACTORED = ("offset", "folded", "float", "levels", "levels_read", "iq4_nl", "octave")
+#: levels of the kinds whose codes select an integer of a fixed table, by kind and bits
+TABLES = {("iq4_nl", 4): IQ4_NL, **{("octave", bits): levels for bits, levels in LEVELS.items()}}
 
 #: bytes of a scale, by :attr:`Format.scale`
 SCALE_BYTES = {"": 0, "fp16": 2, "fp32": 4, "e4m3": 1}
@@ -35,9 +38,10 @@ class Format:
             ``token``): ``offset``: code - 2 ** (bits - 1). ``folded``: code - zero point, where the zero point is in
             the 4 lowest bits of the factor, which count as 0 in the product. ``float``: the number whose bits are the
             code: e4m3 (8 bits) or e2m1 (4 bits). ``levels`` (TurboQuant's keys): a level of a codebook that is
-            compiled in. ``levels_read``: the same, divided by the length of the vector of the token's levels. ``cross``
-            (KVarN): as ``affine``, times a third parameter: for keys one per token, for values one per channel and
-            group of tokens, the group being that of the keys.
+            compiled in. ``levels_read``: the same, divided by the length of the vector of the token's levels.
+            ``iq4_nl``, ``octave``: the integer that the code selects from a table (:data:`TABLES`). ``cross`` (KVarN):
+            as ``affine``, times a third parameter: for keys one per token, for values one per channel and group of
+            tokens, the group being that of the keys.
         bits: bits of a code; 16 for ``full``.
         axis: ``channel`` for per-channel quantization: a group is consecutive tokens of one channel. ``token`` for
             per-token quantization: a group is consecutive channels of one token. Empty for ``full``.
@@ -47,6 +51,7 @@ class Format:
             cannot be equal, the first ones have one token more
             (:class:`kvbench.quantizers.windowed.WindowedQuantizer`).
         scale: type in which scales, or factors, are stored: ``fp16``, ``fp32`` or ``e4m3``; empty if there are none.
+        padding: number of unused factors after those of each token (:class:`kvbench.quantizers.affine.Parameter`).
     """
 
     kind: str
@@ -55,6 +60,7 @@ class Format:
     group: int = 0
     window: int = 0
     scale: str = "fp16"
+    padding: int = 0
 
     @property
     def group_bytes(self) -> int:
@@ -96,7 +102,8 @@ class Part:
             (:class:`kvbench.cache.segments.packed.PackedSegment`). Empty if not packed.
         buffer: keys or values in full precision, ``[B, H, capacity, D]``; None if packed.
         codebook: levels and outliers, if the kind is ``codebook``; else None.
-        factor: factor on all values in addition to those in `params`; other than 1 only if the kind is ``float``.
+        factor: factor on all values in addition to those in `params`; other than 1 only if the kind is ``float`` or
+            ``octave``.
     """
 
     format: Format
@@ -142,7 +149,8 @@ class Work:
             and one that is launched normally add up partial results in the same order.
         received: where to write the attention that tokens receive; None if the method does not observe it.
         rope: the rotation that keys still need, if they are stored before RoPE; else None.
-        prepared: results for these buffers that the CPU kernel reuses in later steps, by arbitrary keys.
+        in_place: True if the phases are runs that must be read in the order of the text, of which there are many.
+        prepared: results for these buffers that a kernel reuses in later steps, by arbitrary keys.
     """
 
     phases: list[tuple[Part, Part]]
@@ -155,6 +163,7 @@ class Work:
     logits: Logits = PLAIN
     received: Received | None = None
     rope: Rope | None = None
+    in_place: bool = False
     prepared: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def signature(self) -> tuple[tuple[Format, Format], ...]:

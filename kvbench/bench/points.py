@@ -24,6 +24,7 @@ from kvbench.errors import ConfigError, ModelError
 from kvbench.measure.meter import How, Meter
 from kvbench.measure.stock import SHOWN
 from kvbench.methods.base import Method
+from kvbench.models import shared
 from kvbench.models.load import LoadedModel, load_model, resolve_device
 from kvbench.profiling.device import limited
 from kvbench.profiling.machine import Counter, idle_power, machine_state
@@ -56,16 +57,21 @@ def measure_points(args: argparse.Namespace) -> int:
         if args.memory_limit_gb is not None and not holds:
             limit = f"--memory-limit-gb {args.memory_limit_gb}"
             print(f"{limit}: the memory of {device} cannot be limited on this platform", flush=True)
+        bench: PointBench | None = None
         try:
             bench = PointBench(args)
             bench.measure_all()
             return bench.finish()
         finally:
+            if bench is not None:
+                shared.give_back(bench.loaded)
             release(device)
 
 
 def loaded_model(args: argparse.Namespace) -> LoadedModel:
-    """Load the model of ``--model``.
+    """Load the model of ``--model``, or take the one that several calls of a process share (:mod:`~.models.shared`).
+
+    The caller gives it back (:func:`kvbench.models.shared.give_back`) if it is to be shared.
 
     Raises:
         ConfigError: the model does not exist, or a requested sequence exceeds the pretrained model's maximum length.
@@ -73,7 +79,7 @@ def loaded_model(args: argparse.Namespace) -> LoadedModel:
     """
     config = model_config(args.model, weights=args.weights, dtype=args.dtype)
     try:
-        loaded = load_model(config, RuntimeConfig(device=args.device, seed=args.seed))
+        loaded = shared.take(config, RuntimeConfig(device=args.device, seed=args.seed), load_model)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

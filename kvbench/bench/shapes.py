@@ -9,6 +9,8 @@ from kvbench.attention.phases import Format, pairs_of_row
 from kvbench.bench.choices import short_count
 from kvbench.bench.choices import token_count as tokens
 from kvbench.cache.segments.layout import TILE
+from kvbench.quantizers.engine.formats import FORMATS as ENGINE_FORMATS
+from kvbench.quantizers.engine.formats import OCTAVE_BLOCK
 
 FULL = Format("full", 16)
 
@@ -87,6 +89,11 @@ def _levels(key: int, value: int) -> Tier:
     return Tier(Format("levels_read", key, "token", 0), Format("affine", value, "token", 0))
 
 
+def _octave(key: int, value: int, block: int, padded: bool) -> Tier:
+    """Return octave with RoPE on all channels; if `padded`, :func:`resolved` finds the padding of a head."""
+    return Tier(Format("octave", key, "token", block), Format("octave", value, "token", 0, padding=int(padded)))
+
+
 _HIERARCHICAL = Tier(Format("hierarchical", 8, "channel", 128), Format("hierarchical", 8, "token", 0))
 #: layers by name; a group of 0 channels means the whole head
 FORMATS: dict[str, Layer] = {
@@ -118,6 +125,10 @@ FORMATS: dict[str, Layer] = {
     "q8_0": Layer((_both("offset", 8, 32, "fp16"),)),
     "q4_0": Layer((_both("offset", 4, 32, "fp16"),)),
     "nvfp4": Layer((_both("float", 4, 16, "e4m3"),)),
+    "iq4_nl": Layer((_both("iq4_nl", 4, 32, "fp16"),)),
+    "octave_k3v4": Layer((_octave(4, 4, OCTAVE_BLOCK, True),)),
+    "octave_k3v3": Layer((_octave(4, 3, OCTAVE_BLOCK, True),)),
+    "octave_k3v3_compact": Layer((_octave(3, 3, 0, False),)),
     # KVarN, TurboQuant, OSCAR: tokens and queries are rotated outside of the kernel
     "kvarn_k4v4": Layer((_crossed(4, 4),)),
     "kvarn_k4v2": Layer((_crossed(4, 2),)),
@@ -128,7 +139,8 @@ FORMATS: dict[str, Layer] = {
 #: the formats of inference engines and of methods of 2026, and int4 in groups of 128, with which they are compared
 PRODUCTION = (
     "int4_g128", "int4_g32", "int8_per_token_head", "fp8", "fp8_per_token_head", "q8_0", "int4_per_token_head", "q4_0",
-    "nvfp4", "kvarn_k4v4", "kvarn_k4v2", "turboquant_4bit", "turboquant_3bit", "oscar_int2",
+    "nvfp4", "iq4_nl", "octave_k3v4", "octave_k3v3", "octave_k3v3_compact", "kvarn_k4v4", "kvarn_k4v2",
+    "turboquant_4bit", "turboquant_3bit", "oscar_int2",
 )  # fmt: skip
 #: formats measured by default
 DEFAULT = ("int4_g128", "int4_g64", "int4_g32", "int8", "int2_g128", "int2_g32", "atom4", "mix", "kivi2", "logquant2")
@@ -169,11 +181,14 @@ def resolved(form: Format, channels: int) -> Format:
     """Return a format with the group size that it has in heads of `channels` channels.
 
     In a format that is quantized per token, a group has at most all channels of a head, and a size of 0 stands for all
-    of them. Other formats are returned unchanged.
+    of them. Values of octave are padded as the format says for such heads. Other formats are returned unchanged.
     """
     if form.axis != "token":
         return form
-    return replace(form, group=min(form.group or channels, channels))
+    padding = form.padding
+    if padding:
+        padding = ENGINE_FORMATS[f"octave_k3v{form.bits}"].layouts(channels, channels)[1].padding // 2
+    return replace(form, group=min(form.group or channels, channels), padding=padding)
 
 
 def segment_lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int]]:
@@ -204,7 +219,7 @@ def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
     if form.kind == "full":
         return count * channels * width
     groups = count // form.group * channels if form.axis == "channel" else count * (channels // form.group)
-    size = -(-count * channels * form.bits // 8) + form.group_bytes * groups
+    size = -(-count * channels * form.bits // 8) + form.group_bytes * groups + 2 * form.padding * count
     if form.kind == "cross":  # one more fp16 number a token of keys, or a tile and channel of values
         size += 2 * (count if form.axis == "channel" else count // TILE * channels)
     return size

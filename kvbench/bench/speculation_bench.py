@@ -41,6 +41,7 @@ from kvbench.measure.point_figures import weight_bytes
 from kvbench.measure.random_fill import fill_at_random
 from kvbench.methods.base import Method
 from kvbench.methods.speculation import AUTO, Speculation
+from kvbench.models import shared
 from kvbench.models.load import load_model
 from kvbench.profiling.memory import release
 from kvbench.profiling.timing import median
@@ -106,6 +107,8 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     add("--measure-all", action="store_true", help="measure the best gamma of every acceptance too")
     add("--blocks", type=positive_number, default=5, help="blocks of tokens whose median counts (default: 5)")
     add("--tokens", type=positive_number, default=64, help="tokens of a block (default: 64)")
+    about = "measure quantspec with gamma=auto too, which captures and compiles a pass for every gamma"
+    add("--auto", action=argparse.BooleanOptionalAction, default=True, help=about)
     add("--no-compile", action="store_false", dest="compile", help="do not compile what surrounds attention")
     add_device_options(parser)
     add_output_options(parser)
@@ -140,11 +143,18 @@ class SpeculationBench:
         """Load a model with random weights, unless it is the present one."""
         if self.name == name:
             return
-        self.loaded, self.name = None, name
-        release(self.device)
+        self.give_back()
+        self.name = name
         config = model_config(name, dtype=self.args.dtype)
-        self.loaded = load_model(config, RuntimeConfig(device=self.args.device, seed=self.args.seed))
+        self.loaded = shared.take(config, RuntimeConfig(device=self.args.device, seed=self.args.seed), load_model)
         self.say(f"{name} loaded")
+
+    def give_back(self) -> None:
+        """End the use of the present model, which stays loaded only if several calls of the process share it."""
+        if self.loaded is not None:
+            shared.give_back(self.loaded)
+        self.loaded, self.name = None, None
+        release(self.device)
 
     def attempt(self, row: Row, method: Method, point: SpeculationPoint) -> None:
         """Measure one case and store its figures in `row`, or the error if it fails; then release the memory."""
@@ -228,7 +238,7 @@ class SpeculationBench:
             row |= self.memory()
             self.say(f"{case_label(row)}, acceptance {acceptance}: {row['measured'][-1]['ms']:.3f} ms a token")
             yield
-            if main and acceptance == args.at:
+            if main and args.auto and acceptance == args.at:
                 row["auto"] = self.chosen(engine, method, cache, point)
                 self.say(
                     f"{case_label(row)}, gamma=auto: {row['auto']['ms']:.3f} ms a token, gammas {row['auto']['gammas']}"
@@ -321,7 +331,10 @@ def measure_speculation(args: argparse.Namespace) -> int:
     if args.at not in args.acceptances:
         args.acceptances = sorted({*args.acceptances, args.at})
     bench = SpeculationBench(args)
-    bench.measure_cases()
+    try:
+        bench.measure_cases()
+    finally:
+        bench.give_back()
     print("\n" + speculation_tables(bench.file.rows, args.at))
     bench.file.end()
     return int(any(row["status"] not in ("ok", "oom") for row in bench.file.rows))

@@ -8,11 +8,13 @@ appending, attention over everything stored, and the choice of the next token an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -97,6 +99,11 @@ class Recorded(Spanning):
         self.version = 0
         self.layers: list[Place] = []
         self._layout: Layout | None = None
+        self._tails: list[Tail] = []  # of a cache in place, as they were in the last pass
+        method = cache.method
+        self._in_place = not method.settles and all(
+            layer.window is None and method.reading_order(layer, slice(0, 1)) is not None for layer in cache.kv_layers
+        )
         self._turn = 0  # index of the layer of the next call of `serve`
 
     def recording(self) -> AbstractContextManager[None]:
@@ -194,12 +201,35 @@ class Recorded(Spanning):
         """
         if not self.cache.progress.frozen:
             settle(self.cache)
-        layout = laid_out(self.cache, [layer.advance(self.count) for layer in self.cache.kv_layers])
+        places = [layer.advance(self.count) for layer in self.cache.kv_layers]
+        layout = self._grown(places) or laid_out(self.cache, places)
         # the same addresses and phases: the recording stays valid, and only the numbers are sent again
         if not layout.same_buffers(self._layout):
             self.build(layout)
             self._upload = Upload(self.state)
+        self._layout, self._tails = layout, tails(self.cache) if self._in_place else []
         self._upload.send(layout.numbers)
+
+    def _grown(self, places: Sequence[Sequence[tuple[int, int]]]) -> Layout | None:
+        """Return the last layout with the new tokens in it, if only the newest phases have grown; None otherwise.
+
+        A cache in place has hundreds of segments in a layer, whose lengths and addresses take longer to collect than a
+        step. Its method packs and drops nothing, so that all but the last of them stay as they are.
+        """
+        layout, before = self._layout, self._tails
+        if layout is None or not before:
+            return None
+        now = tails(self.cache)
+        for (lengths, starts, address), old in zip(now, before, strict=True):
+            if (starts, address) != old[1:] or any(n != o + self.count for n, o in zip(lengths, old[0], strict=True)):
+                return None
+        batch = len(self.tokens)
+        rows = np.arange(batch)
+        for order, place, span in zip(layout.shape, places, layout.spans(batch), strict=True):
+            first, middle, end = span
+            layout.numbers[first + ((rows + 1) * len(order) - 1) * FIELDS + 2] += self.count
+            layout.numbers[middle:end] = np.array(place, dtype=np.int32).reshape(-1)
+        return layout
 
     def build(self, layout: Layout) -> None:
         """Allocate the state in device memory, and make each layer's view of it; earlier recordings become invalid.
@@ -269,6 +299,16 @@ class Recorded(Spanning):
                 append(key, value, key_store.tail.buffer, value_store.tail.buffer, place.places)
         with torch.cuda.device_of(query):  # kernels are launched on the current device
             return place.layer.restored(place.kernel[1].attend(query, place.work, scaling))
+
+
+#: lengths and starts of a segment that takes new tokens, and the address of its buffer
+Tail = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def tails(cache: KVCache) -> list[Tail]:
+    """Return the state of the segments of a cache that take new tokens."""
+    segments = [store.tail for layer in cache.kv_layers for store in layer.stores()]
+    return [(tuple(one.lengths), tuple(one.starts), one.buffer.data_ptr()) for one in segments]
 
 
 def settle(cache: KVCache) -> None:

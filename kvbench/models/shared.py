@@ -80,10 +80,12 @@ def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any],
 
     The function `load` (:func:`kvbench.models.load.load_model`) loads a new model. It becomes the shared model, unless
     a run still uses the previous one, which is otherwise freed first. Models are not shared outside of :func:`sharing`,
-    with tensor parallelism, or with a memory limit, because the limit counts only models that are loaded under it.
+    with tensor parallelism, or on a CPU with a memory limit, which counts only models that are loaded under it
+    (:func:`kvbench.profiling.device.limited`).
     """
     global _shelf
-    if not _depth or runtime.tensor_parallel is not None or runtime.memory_limit_gb is not None:
+    apart = runtime.tensor_parallel is not None or (runtime.memory_limit_gb is not None and not _on_gpu(runtime))
+    if not _depth or apart:
         if _shelf is not None and not _shelf.users:
             free()
         return load(model, runtime)
@@ -97,6 +99,13 @@ def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any],
         _shelf = _Shelf(key, loaded, model_state(loaded.model), runtime.arithmetic)
     _shelf.users += 1
     return _shelf.loaded
+
+
+def _on_gpu(runtime: Runtime) -> bool:
+    """Return True if a model's devices are GPUs, where torch's allocator counts whatever the process holds."""
+    from kvbench.models.devices import homes
+
+    return all(device.type == "cuda" for device in homes(runtime))
 
 
 def give_back(loaded: LoadedModel) -> None:

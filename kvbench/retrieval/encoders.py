@@ -7,9 +7,11 @@ overrides.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
@@ -72,12 +74,7 @@ class BM25(Encoder):
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """Return the BM25 score of each text, in order; 0 for a text that contains no word of the query."""
-        # bm25s imports jax where it is installed, and jax would take three quarters of the GPU's memory
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        try:
-            import bm25s
-        except ImportError as error:
-            raise ModelError(NO_BM25S) from error
+        bm25s = import_bm25s()
         corpus = bm25s.tokenize(list(texts), stopwords="english", token_pattern=WORD, show_progress=False)
         words = bm25s.tokenize([query], stopwords="english", token_pattern=WORD, show_progress=False)
         if not any(len(ids) for ids in corpus.ids) or not words.ids[0]:
@@ -86,6 +83,26 @@ class BM25(Encoder):
         index.index(corpus, show_progress=False)
         names = {number: word for word, number in words.vocab.items()}
         return [float(s) for s in index.get_scores([names[i] for i in words.ids[0]])]
+
+
+def import_bm25s() -> Any:
+    """Return the module bm25s, imported so that JAX stays off the GPU. Raises ModelError if it is not installed."""
+    before = os.environ.get("JAX_PLATFORMS")
+    # where JAX is installed, bm25s calls it while it is imported (bm25s/selection.py), and on a GPU JAX takes three
+    # quarters of the memory at its first call; it reads this variable when it is imported itself, and then never again
+    first = "jax" not in sys.modules and "bm25s" not in sys.modules
+    if first:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # for a JAX that was imported before
+    try:
+        return importlib.import_module("bm25s")
+    except ImportError as error:
+        raise ModelError(NO_BM25S) from error
+    finally:
+        if first and before is None:
+            del os.environ["JAX_PLATFORMS"]
+        elif first:
+            os.environ["JAX_PLATFORMS"] = str(before)
 
 
 class SentenceTransformer(Embedding):

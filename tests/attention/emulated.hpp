@@ -1,6 +1,7 @@
 // The instructions of kvbench/attention/cuda/instructions.cuh in plain C++, and a runner of CTAs: each thread of a CTA is
 // a coroutine, which runs until it waits for others. Copies into shared memory are made as late as wait() allows, so that
 // a slot that is read too early shows its old contents; an address outside of the CTA's memory ends the program.
+#define EMULATED
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -79,6 +80,11 @@ static int lane_of() { return threadIdx.x & 31; }
 // ---- numbers
 static u32 __float_as_uint(float x) { u32 y; memcpy(&y, &x, 4); return y; }
 static float __uint_as_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
+static float __fadd_rn(float a, float b) { return a + b; }
+static float __fsub_rn(float a, float b) { return a - b; }
+static float __fmul_rn(float a, float b) { return a * b; }
+static float __fdiv_rn(float a, float b) { return a / b; }
+static int __popc(u32 x) { return __builtin_popcount(x); }
 static float __int_as_float(u32 x) { return __uint_as_float(x); }
 static int __float2int_rn(float x) { return (int)std::nearbyint(x); }
 static float from_half(u32 x) {
@@ -140,6 +146,12 @@ static u32 __byte_perm(u32 a, u32 b, u32 selector) {
   }
   return x;
 }
+// prmt, which takes a nibble of 8 or more for the sign of a byte: none may be
+static u32 chosen_bytes(u32 a, u32 b, u32 selector) {
+  for (int i = 0; i < 4; i++)
+    if (selector >> (4 * i) & 8) abort();
+  return __byte_perm(a, b, selector);
+}
 
 // ---- instructions of a warp
 static float __shfl_xor_sync(u32, float x, int mask) {
@@ -153,6 +165,23 @@ static float __shfl_sync(u32, u32 x, int lane) = delete;
 static bool __any_sync(u32, u32 x) {
   const Words* all = exchange({x});
   return std::any_of(all, all + 32, [](const Words& w) { return w.word[0] != 0; });
+}
+static u32 __ballot_sync(u32, u32 x) {
+  const Words* all = exchange({x});
+  u32 y = 0;
+  for (int i = 0; i < 32; i++) y |= (u32)(all[i].word[0] != 0) << i;
+  return y;
+}
+static int __shfl_up_sync(u32, int x, int by) {
+  const Words* all = exchange({(u32)x});
+  return lane_of() >= by ? (int)all[lane_of() - by].word[0] : x;
+}
+static int __shfl_sync(u32, int x, int lane) { return (int)exchange({(u32)x})[lane & 31].word[0]; }
+static int __reduce_add_sync(u32, int x) {
+  const Words* all = exchange({(u32)x});
+  int y = 0;
+  for (int i = 0; i < 32; i++) y += (int)all[i].word[0];
+  return y;
 }
 // The fragments of mma.m16n8k16, as the manual of PTX defines them.
 template <class Number>
@@ -176,25 +205,36 @@ static void mma_exact(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32
   if (NEW) c[0] = c[1] = c[2] = c[3] = 0.f;
   mma(c, exchange({a0, a1, a2, a3, b0, b1}), from_exact);
 }
-// The fragments of mma.m16n8k32 with unsigned and signed bytes.
-template <bool NEW = false>
-static void mma_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  if (NEW) c[0] = c[1] = c[2] = c[3] = 0;
-  const Words* all = exchange({a0, a1, a2, a3, b0, b1});
+// The fragments of mma.m16n8k32 with bytes: A and B are their types.
+template <class A, class B>
+static void mma_of_bytes(int (&c)[4], const Words* all) {
   for (int i = 0; i < 4; i++) {
     const int row = lane_of() / 4 + 8 * (i / 2), column = lane_of() % 4 * 2 + i % 2;
     for (int k = 0; k < 32; k++) {
       const u32 a = all[row % 8 * 4 + k % 16 / 4].word[row / 8 + 2 * (k / 16)] >> (k % 4 * 8) & 255;
       const u32 b = all[column * 4 + k % 16 / 4].word[4 + k / 16] >> (k % 4 * 8) & 255;
-      c[i] += (int)a * (int)(signed char)b;
+      c[i] += (int)(A)a * (int)(B)b;
     }
   }
+}
+template <bool NEW = false>
+static void mma_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if (NEW) c[0] = c[1] = c[2] = c[3] = 0;
+  mma_of_bytes<u8, signed char>(c, exchange({a0, a1, a2, a3, b0, b1}));
+}
+static void mma_signed(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  mma_of_bytes<signed char, u8>(c, exchange({a0, a1, a2, a3, b0, b1}));
+}
+static void mma_unsigned(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  mma_of_bytes<u8, u8>(c, exchange({a0, a1, a2, a3, b0, b1}));
 }
 static int largest(int x) {
   const Words* all = exchange({(u32)x});
   for (int i = 0; i < 32; i++) x = max(x, (int)all[i].word[0]);
   return x;
 }
+static int __reduce_max_sync(u32, int x) { return largest(x); }
+static int __reduce_min_sync(u32, int x) { return ~largest(~x); }
 static u32 transposed(u32 x) {
   const Words* all = exchange({x});
   const int row = lane_of() / 4, column = lane_of() % 4 * 2;
@@ -254,6 +294,8 @@ template <int N> static void wait() {
 static void wait_for_previous() {}
 static void admit_next() {}
 static int atomicAdd(int* to, int x) { const int before = *to; *to += x; return before; }
+static int atomicMin(int* to, int x) { const int before = *to; *to = min(before, x); return before; }
+static int atomicCAS(int* to, int wanted, int x) { const int before = *to; if (before == wanted) *to = x; return before; }
 static void __threadfence() {}
 template <class T> static T __ldcg(const T* from) { return *from; }
 template <class T> static T __ldg(const T* from) { return *from; }

@@ -20,6 +20,19 @@ from kvbench.attention.cuda.config import Build
 from kvbench.attention.phases import Work
 
 HERE = Path(__file__).parent
+#: options of g++ for a kernel as a program
+OPTIONS = [
+    "-std=c++17",  # as nvrtc reads it (kvbench/util/nvrtc.py)
+    "-O0",  # the compiler takes longer than the kernel's run
+    "-w",
+    "-shared",
+    "-fPIC",
+    "-fno-gnu-unique",
+    "-fsanitize=alignment",
+    "-fsanitize-undefined-trap-on-error",
+    "-I",
+    str(HERE),
+]
 
 
 def attend(config: Build, query: Tensor, work: Work, scaling: float, splits: int, folder: Path) -> Tensor:
@@ -64,19 +77,7 @@ def launched(
     source = folder / "kernel.cpp"
     code = [config.macros() + '#include "emulated.hpp"', *parts, '#include "emulated_run.hpp"']
     source.write_text("\n".join(code), encoding="utf-8")
-    options = [
-        "-std=c++17",  # as nvrtc reads it (kvbench/util/nvrtc.py)
-        "-O0",  # the compiler takes longer than the kernel's run
-        "-w",
-        "-shared",
-        "-fPIC",
-        "-fno-gnu-unique",
-        "-fsanitize=alignment",
-        "-fsanitize-undefined-trap-on-error",
-        "-I",
-        str(HERE),
-    ]
-    subprocess.run(["g++", *options, str(source), "-o", str(folder / "kernel.so")], check=True)
+    subprocess.run(["g++", *OPTIONS, str(source), "-o", str(folder / "kernel.so")], check=True)
     batch, heads, count, channels = query.shape
     lines = batch * work.heads * -(-heads // work.heads * count // config.rows)
     columns = config.columns if isinstance(config, Build) else config.rows

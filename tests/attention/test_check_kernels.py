@@ -74,6 +74,8 @@ def test_the_cases_cover_every_format_and_have_names_of_their_own() -> None:
         *(("offset", bits) for bits in (4, 8)),
         *(("float", bits) for bits in (4, 8)),
         ("folded", 4),
+        ("iq4_nl", 4),
+        *(("octave", bits) for bits in (3, 4)),
     } | {(kind, bits) for kind, bits in {(f.kind, f.bits) for f in forms} if kind.startswith("levels")}
     assert {form.scale for form in forms} == {"", "fp16", "fp32", "e4m3"}
     assert {form.group for form in forms if not form.window} == {16, 32, 64, 128}

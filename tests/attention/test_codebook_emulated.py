@@ -25,6 +25,8 @@ SLOW = pytest.mark.slow
         pytest.param(
             3, 2, 4, 64, [(3, 140, 2), (0, 5, 0)], [7, 300], 0.05, 1, FP16, id="3 bits, four rows, sinks, a tail"
         ),
+        pytest.param(2, 2, 1, 64, [(0, 290, 3)], [0], 0.02, 2, FP16, id="2 bits, one row, two CTAs"),
+        pytest.param(4, 2, 1, 64, [(3, 290, 2), (0, 5, 0)], [7, 300], 0.05, 1, BF16, id="4 bits, one row, a short one"),
         pytest.param(4, 2, 3, 128, [(0, 300, 3)], [0], 0.02, 2, BF16, id="4 bits, three rows", marks=SLOW),
         pytest.param(2, 3, 2, 64, [(2, 300, 0)], [0], 0.0, 1, FP16, id="2 bits, no outliers", marks=SLOW),
         pytest.param(4, 3, 8, 64, [(2, 140, 40)], [1000], 0.9, 1, FP16, id="nearly all are outliers", marks=SLOW),

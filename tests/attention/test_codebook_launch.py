@@ -136,14 +136,14 @@ def test_the_macros_say_what_the_kernel_is_compiled_for():
 
 
 def test_shared_memory_holds_tiles_of_each_warp_or_what_they_merge():
-    """By hand, 128 channels: 8 steps; codes of 16 tokens of keys and of values; 3 rows take as many sets as 4."""
+    """By hand, 128 channels: 8 steps; codes of keys or of values; 3 rows take as many sets as 4."""
     common = 8 * 1536 + 16 * 128 * 2 + 5 * 128 * 4 + 320
     own = 4 * 768 + 512 + 4 * 4 * 512 + 64
-    assert replace(PLAIN, warps=2).shared == common + 2 * (32 * 3 * 128 + 512 + own)
-    three = 8 * 1536 + 16 * 128 * 2 + 4 * 128 * 4 + 320 + (32 * 3 * 128 + 512 + 3 * 768 + 512 + 4 * 4 * 512 + 64)
+    assert replace(PLAIN, warps=2).shared == common + 2 * (16 * 3 * 128 + 512 + own)
+    three = 8 * 1536 + 16 * 128 * 2 + 4 * 128 * 4 + 320 + (16 * 3 * 128 + 512 + 3 * 768 + 512 + 4 * 4 * 512 + 64)
     assert replace(PLAIN, warps=1, rows=3).shared == three
     assert replace(PLAIN, warps=1, rows=1).shared - replace(PLAIN, warps=0, rows=1).shared == (
-        32 * 3 * 128 + 512 + 768 + 512 + 4 * 512 + 64
+        16 * 3 * 128 + 512 + 768 + 512 + 4 * 512 + 64
     )
 
 
@@ -153,14 +153,33 @@ def test_as_many_warps_as_fit_are_chosen():
     assert PLAIN.fits(need) and not PLAIN.fits(need - 1)
     twice = replace(PLAIN, resident=2)
     assert twice.fits(2 * (need + 1024) - 1024) and not twice.fits(2 * (need + 1024) - 1025)
-    assert choose_warps(PLAIN, 10**9).warps == decode.CHOICES[0][0] == 12
-    found = [choose_warps(PLAIN, shared).warps for shared in (H200, 160 * 1024, 99 * 1024, 50 * 1024, 1)]
-    assert found == sorted(found, reverse=True) and found[-1] == 1 and {1, 2, 4, 6, 8, 10, 12} >= set(found)
-    for shared in (H200, 99 * 1024):
-        best = choose_warps(PLAIN, shared)
-        assert best.fits(shared) and best.resident == 1
-        wider = [warps for warps, _ in decode.CHOICES if warps > best.warps]
-        assert not any(replace(best, warps=warps).fits(shared) for warps in wider)
+    for plain, most in ((PLAIN, 8), (replace(PLAIN, rows=1), 16)):
+        assert choose_warps(plain, 10**9, 64).warps == most
+        found = [choose_warps(plain, shared, 64).warps for shared in (H200, 160 * 1024, 99 * 1024, 50 * 1024, 1)]
+        assert found == sorted(found, reverse=True) and found[-1] == 1 and {1, 2, 4, 6, 8, 10, 12, 16} >= set(found)
+        for shared in (H200, 99 * 1024):
+            best = choose_warps(plain, shared, 64)
+            assert best.fits(shared) and best.resident == 1
+            wider = [warps for warps, _ in decode.CHOICES if best.warps < warps <= most]
+            assert not any(replace(best, warps=warps).fits(shared) for warps in wider)
+
+
+def test_one_query_row_has_16_warps_where_12_would_take_more_rounds():
+    one = replace(PLAIN, rows=1)
+    tiles = (1, 8, 12, 12.5, 16, 17, 24, 25, 62)
+    assert [choose_warps(one, H200, n).warps for n in tiles] == [12, 12, 12, 16, 16, 12, 12, 16, 16]
+    assert {choose_warps(PLAIN, 10**9, n).warps for n in tiles} == {8}
+
+
+def test_tiles_are_divided_among_the_multiprocessors(monkeypatch):
+    """3 rows of 4 KV heads with 110 tiles each are 10 for each of 132 multiprocessors; with 180 tiles, 16.4."""
+    asked = []
+    monkeypatch.setattr(decode, "choose_warps", lambda build, shared, tiles: asked.append((shared, tiles)) or build)
+    work = layer([(0, 9, 0)] * 3, heads=4).work
+    for room in (110 * 128, 180 * 128 - 5):
+        work.room = room
+        looked_up.configured(torch.zeros(3, 4, 1, 64).half(), work)
+    assert asked == [(H200, 10.0), (H200, 3 * 4 * 180 / 132)]
 
 
 def test_the_source_begins_with_the_header_and_ends_with_the_kernel(monkeypatch):

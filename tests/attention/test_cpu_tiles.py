@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.mi
 
 SETS = sorted({*decode_tests.SETS, build.instructions()})
 #: formats whose codes stand for numbers of a table, and so are left to plain torch
-TABLES = [name for name in FORMATS if name.startswith(("fp8", "nvfp4", "levels"))]
+TABLES = [name for name in FORMATS if name.startswith(("fp8", "nvfp4", "iq4_nl", "octave", "levels"))]
 UNPACKED = [name for name in FORMATS if name not in TABLES]
 
 

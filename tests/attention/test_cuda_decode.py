@@ -37,6 +37,10 @@ FORMATS = {
     "q8_0": (("offset", 8, "token", 32), ("offset", 8, "token", 32)),
     "q4_0": (("offset", 4, "token", 32), ("offset", 4, "token", 32)),
     "nvfp4": (("float", 4, "token", 16, 0, "e4m3"), ("float", 4, "token", 16, 0, "e4m3")),
+    "iq4_nl": (("iq4_nl", 4, "token", 32), ("iq4_nl", 4, "token", 32)),
+    "octave_k3v4": (("octave", 4, "token", 64), ("octave", 4, "token", 0, 0, "fp16", 1)),
+    "octave_k3v3": (("octave", 4, "token", 64), ("octave", 3, "token", 0, 0, "fp16", 1)),
+    "octave_k3v3_compact": (("octave", 3, "token", 0), ("octave", 3, "token", 0)),
     "nvfp4 keys, fp8 values": (("float", 4, "token", 16, 0, "e4m3"), ("float", 8, "token", 0, 0, "")),
 }
 

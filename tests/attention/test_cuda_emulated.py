@@ -181,6 +181,14 @@ OFFSET8, OFFSET4 = Format("offset", 8, "token", 32), Format("offset", 4, "token"
 E2M1 = Format("float", 4, "token", 16, 0, "e4m3")
 
 
+IQ4_NL = Format("iq4_nl", 4, "token", 32)
+
+
+def octave(bits: int, group: int, padding: int = 0) -> Format:
+    """One side of an octave format."""
+    return Format("octave", bits, "token", group, padding=padding)
+
+
 def whole(kind: str, bits: int, channels: int, scale: str = "fp32") -> Format:
     """A format with a factor for each token and head."""
     return Format(kind, bits, "token", channels, 0, scale)
@@ -210,6 +218,35 @@ def whole(kind: str, bits: int, channels: int, scale: str = "fp32") -> Format:
             {"team": 2, "shares": 2, "blocks": 3},
             BF16,
             id="fp8, int8",
+            marks=SLOW,
+        ),
+        pytest.param(IQ4_NL, IQ4_NL, 64, (1, 1), {"one_column": True}, FP16, id="iq4_nl"),
+        pytest.param(
+            *(IQ4_NL, E2M1, 128, (4, 5), {"team": 2, "shares": 2, "blocks": 3}, BF16),
+            id="iq4_nl, nvfp4, 20 rows",
+            marks=SLOW,
+        ),
+        pytest.param(
+            *(octave(4, 64), octave(4, 128, 1), 128, (4, 1), {"team": 2, "shares": 2, "one_column": True}, FP16),
+            id="octave_k3v4, 2 values and 1 unused a token",
+        ),
+        pytest.param(
+            *(octave(4, 64), octave(4, 64, 2), 64, (1, 1), {"one_column": True}, BF16),
+            id="octave_k3v4, 64 channels, 2 unused a token",
+            marks=SLOW,
+        ),
+        pytest.param(
+            *(octave(4, 64), octave(3, 128, 1), 128, (1, 1), {"one_column": True}, FP16),
+            id="octave_k3v3",
+            marks=SLOW,
+        ),
+        pytest.param(
+            *(octave(3, 64), octave(3, 64), 64, (8, 3), {"team": 2, "shares": 2, "blocks": 3}, FP16),
+            id="octave_k3v3_compact, 24 rows",
+        ),
+        pytest.param(
+            *(octave(3, 64), octave(4, 256, 3), 256, (1, 5), {"teams": 1}, FP16),
+            id="octave_k3v4 without RoPE, 256 channels, 3 unused a token",
             marks=SLOW,
         ),
     ],

@@ -49,7 +49,7 @@ def test_without_reorder_the_row_says_why_no_kernel_served():
     assert {
         "reference",
         "packed",
-        "reference (segments must be read in the order of the text, which kernels do not support)",
+        "reference (segments must be read in the order of the text, which a CPU's kernels do not support)",
     } <= cache.layers[0].paths
     method.detach(llama)
 

@@ -143,6 +143,19 @@ def test_a_layer_of_the_bench_is_what_its_lengths_say_and_its_twin_is_another(mo
     assert torch.equal(first[:, :, :2], synthetic.dequantized_attention(query, work, 0.125, slice(0, 1)))
 
 
+@pytest.mark.parametrize(
+    ("name", "channels", "size"),
+    [("iq4_nl", 128, 144), ("octave_k3v4", 128, 136), ("octave_k3v3", 64, 64), ("octave_k3v3_compact", 64, 52)],
+)
+def test_bytes_of_a_token_are_those_of_the_engine_with_padding(name, channels, size, monkeypatch):
+    monkeypatch.setitem(MODELS, "tiny", Model(2, 1, channels))
+    sizes = step_bytes(FORMATS[name], Point("tiny", 1, 1280))
+    assert sizes.pop("fp16") == 4 * channels and sum(sizes.values()) == 1280 * size
+    work = kernel.random_layer(name, Point("tiny", 1, 1280), torch.float16, device="cpu")
+    stored = [tensor for part in work.phases[0] for tensor in (*part.words, *part.params)]
+    assert sum(tensor.nbytes for tensor in stored) == 1280 * size
+
+
 def test_a_round_does_not_fit_the_cache():
     assert copies(1 << 30) == 1
     assert copies(10 << 20) * (10 << 20) >= ROUND

@@ -1,15 +1,19 @@
-"""The kernel that quantizes a new token in KVQuant's format, run by Triton's interpreter, against torch."""
+"""The kernel that quantizes a new token in KVQuant's format, on a CPU by emulated instructions, against torch."""
+
+import contextlib
+import ctypes
+import shutil
+import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.attention import interpreter
-
-interpreter.require()
-
-from kvbench.cache.kernels import nuq  # noqa: E402
-from kvbench.cache.segments.codebook import NuqFormat, NuqSegment  # noqa: E402
-from kvbench.cache.watch import Watch  # noqa: E402
+from kvbench.cache.kernels import nuq
+from kvbench.cache.segments.codebook import NuqFormat, NuqSegment
+from kvbench.cache.watch import Watch
+from tests.attention import emulated
 
 ALL = slice(None)
 
@@ -26,6 +30,26 @@ def segments(bits, heads, channels, dtype, outliers, capacity=256, restored=Fals
         )
         made.append(NuqSegment(2, heads, channels, dtype, "cpu", form=form, side=side, capacity=capacity))
     return made
+
+
+@pytest.fixture
+def on_cpu(monkeypatch, tmp_path):
+    """Launches of the kernel run a program of this machine in its place."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++ to compile the kernel for this machine")
+    programs = {}
+
+    def launch(build, arguments, places):
+        if build not in programs:
+            source, library = (tmp_path / f"{len(programs)}.{end}" for end in ("cpp", "so"))
+            parts = (build.macros(), '#include "emulated.hpp"', "#define quantize_token decode", nuq.kernel_source())
+            source.write_text("\n".join((*parts, '#include "emulated_run.hpp"')), encoding="utf-8")
+            subprocess.run(["g++", *emulated.OPTIONS, str(source), "-o", str(library)], check=True)
+            programs[build] = ctypes.CDLL(str(library))
+        buffer = ctypes.create_string_buffer(arguments, len(arguments))
+        programs[build].run(buffer, len(places), 2, 1 + build.parts, 0)
+
+    monkeypatch.setattr(nuq, "launch", launch)
 
 
 def same(one, other):
@@ -51,9 +75,11 @@ def same(one, other):
         (3, 3, 64, torch.bfloat16, 0.05),
         (4, 16, 64, torch.bfloat16, 0.02),
         (3, 2, 128, torch.float16, 0.0),
+        (2, 3, 256, torch.bfloat16, 0.3),
+        pytest.param(3, 40, 128, torch.bfloat16, 0.01, marks=pytest.mark.slow),
     ],
 )
-def test_tokens_are_stored_as_by_torch(bits, heads, channels, dtype, outliers):
+def test_tokens_are_stored_as_by_torch(bits, heads, channels, dtype, outliers, on_cpu):
     x = torch.randn(2, heads, 140, channels, generator=torch.Generator().manual_seed(0)).to(dtype)
     x[0, :, 131] = 0.5  # all elements are equal
     x[1, 0, 131, : channels // 2] = 3.0  # many equal extremes
@@ -73,7 +99,40 @@ def test_tokens_are_stored_as_by_torch(bits, heads, channels, dtype, outliers):
         same(one, other)
 
 
-def test_a_rehearsed_token_is_not_stored():
+@pytest.mark.parametrize("parts", nuq.PARTS)
+def test_the_number_of_ctas_does_not_change_what_is_stored(parts, on_cpu, monkeypatch):
+    x = torch.randn(2, 3, 40, 64, generator=torch.Generator().manual_seed(2)).half()
+    by_torch, by_kernel = (segments(3, 3, 64, torch.float16, 0.05) for _ in range(2))
+    for made in (*by_torch, *by_kernel):
+        made.append(ALL, x[:, :, :39])
+    for made in by_torch:
+        made.append(ALL, x[:, :, 39:])
+    run = nuq.launch
+    monkeypatch.setattr(nuq, "launch", lambda build, *given: run(replace(build, parts=parts), *given))
+    places = torch.tensor(list(zip(*(made.advance() for made in by_kernel), strict=True)), dtype=torch.int32)
+    nuq.pack_nuq_tokens(*by_kernel, x[:, :, 39:], x[:, :, 39:], places)
+    for one, other in zip(by_torch, by_kernel, strict=True):
+        same(one, other)
+
+
+def test_a_token_is_divided_among_as_many_ctas_as_run_at_once(monkeypatch):
+    """7 rows of 2 sides have 126 CTAs of 8 parts and one for outliers each; 8 rows would have 144."""
+    chosen = {rows: nuq.parts_of(rows, 132) for rows in (1, 7, 8, 13, 14, 100)}
+    assert chosen == {1: 8, 7: 8, 8: 4, 13: 4, 14: 2, 100: 2}
+    launched = []
+    compiled = lambda build, device: SimpleNamespace(  # noqa: E731
+        resident=132, launch=lambda grid, *given: launched.append((build.parts, grid))
+    )
+    monkeypatch.setattr(nuq, "token_kernel", compiled)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
+    build = nuq.TokenBuild(128, 32, 3, 1, True, True, False, 16)
+    for rows in (1, 9):
+        nuq.launch(build, b"", torch.zeros(rows, 2, dtype=torch.int32))
+    assert launched == [(8, (1, 2, 9)), (4, (9, 2, 5))]
+
+
+def test_a_rehearsed_token_is_not_stored(on_cpu):
     x = torch.randn(2, 2, 3, 64, generator=torch.Generator().manual_seed(0)).half()
     keys, values = segments(3, 2, 64, torch.float16, 0.05)
     for made in (keys, values):
@@ -85,7 +144,7 @@ def test_a_rehearsed_token_is_not_stored():
     assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(before, after, strict=True))
 
 
-def test_the_first_element_that_is_not_finite_is_recorded():
+def test_the_first_element_that_is_not_finite_is_recorded(on_cpu):
     x = torch.zeros(2, 2, 1, 64).half()
     x[1, 1, 0, 7] = float("inf")
     keys, values = segments(3, 2, 64, torch.float16, 0.05)

@@ -14,6 +14,7 @@ from kvbench.cache.kernels.pack import served  # noqa: E402
 from kvbench.cache.segments.packed import PackedSegment  # noqa: E402
 from kvbench.cache.watch import Watch, uncached_message  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
+from kvbench.quantizers.engine.amd import Octave, UltraQuant, octave  # noqa: E402
 from kvbench.quantizers.engine.llamacpp import IQ4NL, Q8_0, Signed  # noqa: E402
 from kvbench.quantizers.engine.vllm import NVFP4, Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead  # noqa: E402
 
@@ -29,6 +30,9 @@ FORMATS = [
     (NVFP4(0.03), "value"),
     (NVFP4(four=True), "value"),
     (Q8_0(even=True), "key"),
+    (IQ4NL(), "value"),
+    *zip(octave("octave_k3v4", 64, 64), ("key", "value"), strict=True),
+    (octave("octave_k3v3", 64, 64)[1], "value"),
 ]
 
 
@@ -43,6 +47,16 @@ def test_codes_and_parameters_equal_those_of_torch_bit_for_bit(quantizer, side):
 @pytest.mark.parametrize(("quantizer", "side"), FORMATS[3:7], ids=str)
 def test_fp16_tokens_of_several_rows_and_heads_of_96_channels(quantizer, side):
     both(quantizer, side, [tokens(5, 96, torch.float16, 1, batch=2, heads=2)])
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "channels"), [(IQ4NL(), 96), *((Octave(n, None, padding=n), 192) for n in (3, 4))]
+)
+@pytest.mark.parametrize("side", ["key", "value"])
+def test_levels_of_tables_in_heads_that_are_no_power_of_two(quantizer, channels, side):
+    x = special(17, channels, torch.float16)
+    x[0, 0, 11] = torch.arange(channels) % 16 * 2.0 - 15  # ties
+    both(quantizer, side, [x])
 
 
 @pytest.mark.parametrize("channels", [80, 256])
@@ -74,7 +88,7 @@ def test_the_token_of_a_captured_step_is_packed_at_places_on_the_device(key, val
         same(done, alike)
         assert any(not torch.equal(a, b) for a, b in zip(done.words, earlier.words, strict=True))
     assert engine.engine_refusal(*computed) is None
-    assert "IQ4NL" in engine.engine_refusal(new(IQ4NL(), "key", x), computed[1])
+    assert "UltraQuant" in engine.engine_refusal(new(UltraQuant(), "key", x), computed[1])
     assert "float32" in engine.engine_refusal(new(Q8_0(), "key", x.float()), computed[1])
 
 
@@ -98,7 +112,7 @@ def test_no_argument_has_a_name_that_the_launcher_uses_itself():
 
 def test_what_the_kernel_does_not_serve_is_packed_by_torch():
     x = tokens(3, 64, torch.float16)
-    for quantizer, reason in ((IQ4NL(), "codes of IQ4NL"), (Signed(5), "5-bit codes")):
+    for quantizer, reason in ((UltraQuant(), "codes of UltraQuant"), (Signed(5), "5-bit codes")):
         assert served(new(quantizer, "key", x), x) == reason
 
 
@@ -116,7 +130,10 @@ def step_of(key, value, x, y):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [(NVFP4(0.03), Int8PerTokenHead()), (Fp8(0.7), Signed(4)), (Q8_0(), NVFP4(0.5, four=True))],
+    [
+        *((NVFP4(0.03), Int8PerTokenHead()), (Fp8(0.7), Signed(4)), (Q8_0(), NVFP4(0.5, four=True))),
+        *((Octave(4, 64), IQ4NL()), (Octave(3, None), Octave(3, None, padding=2))),
+    ],
     ids=str,
 )
 def test_keys_and_values_of_a_captured_step_have_formats_strides_and_channels_of_their_own(key, value):
@@ -165,7 +182,8 @@ def test_channels_of_a_captured_step_that_are_not_contiguous_are_copied_first():
     [
         (Q8_0(), "q8_0"), (Q8_0(even=True), "q8_0_cpu"), (Signed(4), "q4_0"), (NVFP4(), "nvfp4"),
         (NVFP4(four=True), "4over6"), (Int8PerTokenHead(), "int8"), (Fp8PerTokenHead(), "fp8_head"), (Fp8(), "fp8"),
-        (Int4PerTokenHead(), "int4"), (IQ4NL(), None),
+        (Int4PerTokenHead(), "int4"), (IQ4NL(), "iq4_nl"),
+        (Octave(3, None), "octave"), (Octave(4, 64, 64), None), (UltraQuant(), None),
     ],
     ids=str,
 )  # fmt: skip
@@ -181,7 +199,8 @@ def test_the_kernels_parameters_follow_the_format():
         assert (form.kind, form.bits, form.scale, form.table) == ("int8", 8, 1.0, ())
     assert engine.kernel_form(Q8_0(), 96).group == 32 and "groups of 32" in engine.kernel_form(Q8_0(), 80)
     assert engine.kernel_form(Fp8(0.7), 64).scale == 0.7 and engine.kernel_form(NVFP4(0.03), 64).scale == 0.03
-    assert engine.kernel_form(IQ4NL(), 64) is None
+    assert engine.kernel_form(UltraQuant(), 64) is None
+    assert engine.kernel_form(octave("octave_k3v4", 64, 64)[1], 64).padding == 2
 
 
 @pytest.mark.parametrize("quantizer", [Q8_0(), Signed(4)], ids=str)

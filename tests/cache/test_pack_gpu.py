@@ -10,6 +10,8 @@ from kvbench.cache.segments.packed import PackedSegment
 from kvbench.errors import NonFiniteError
 from kvbench.methods import load_method
 from kvbench.quantizers import AffineQuantizer, AtomQuantizer
+from kvbench.quantizers.engine.amd import Octave
+from kvbench.quantizers.engine.llamacpp import IQ4NL
 from kvbench.quantizers.hierarchical import HierarchicalQuantizer
 from kvbench.quantizers.oscar import OscarQuantizer
 from kvbench.quantizers.windowed import WindowedQuantizer
@@ -34,6 +36,12 @@ FORMATS = [
     (HierarchicalQuantizer(None, "token"), "value"),
     *[(OscarQuantizer(2, clip), side) for clip, side in ((0.96, "key"), (0.92, "value"), (1.0, "key"))],
     *[(AtomQuantizer(bits, None, "token"), side) for bits in (2, 4, 8) for side in ("key", "value")],
+    (IQ4NL(), "key"),
+    (IQ4NL(), "value"),
+    (Octave(4, 64), "key"),
+    (Octave(4, None, padding=1), "value"),
+    (Octave(3, None), "key"),
+    (Octave(3, None, padding=2), "value"),
 ]
 
 

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from kvbench.attention import fused, phases
 from kvbench.attention.recorded import recording
+from kvbench.cache import Prompts
 from kvbench.cache.kernels import at_once
 from kvbench.decoding import graphs, recordable
+from kvbench.decoding import recorded as recorded_module
 from kvbench.decoding.autoregressive import decode_eagerly, generate
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.recorded import Step
@@ -136,6 +138,46 @@ def test_a_recorded_step_does_what_eager_steps_do(name: str, oracle: None) -> No
                         equal = segment.codes(one, 0, count) == alike.codes(one, 0, count)
                         same, total = same + int(equal.sum()), total + equal.numel()
     assert same >= 0.999 * total  # what was packed came from hidden states that are equal but for rounding
+
+
+@torch.inference_mode()
+def test_recorded_steps_of_runs_in_place(oracle: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cocktail without module II: the tokens of eager steps; only the newest runs' numbers are made anew."""
+    model, (ids, mask) = zoo.restless(), zoo.padded_batch([PROMPT - start for start in STARTS], seed=3)
+    method = load_method("cocktail", encoder="bm25", chunk_size=8, split=(10, 40, 50), reorder=False)
+    prompts = Prompts.from_batch(ids, mask, decode=lambda ids: " ".join(map(str, ids)))
+    made: list[Any] = []
+    whole = recorded_module.laid_out
+    monkeypatch.setattr(recorded_module, "laid_out", lambda *given: made.append(given) or whole(*given))
+
+    def begun() -> tuple[Any, Tensor]:
+        cache = method.new_cache(model, prompts, max_length=PROMPT + NEW)
+        return cache, prefill(model, cache, ids, mask).argmax(-1)
+
+    cache, token = begun()
+    wanted = Stopping(2, (), (), None)
+    decode_eagerly(model, cache, token, mask, mask.sum(-1), wanted, Sampling(), Sampling().generators(2), NEW)
+    monkeypatch.setattr(fused, "check_plain_causal", lambda *given: None)  # as on a GPU
+    cache, token = begun()
+    assert len(cache.layers[0].stores()[0].segments) > 6
+    step = Step(model, cache, token, mask.sum(-1), Sampling())
+    captured = graphs.Captured(step, capture=False)
+    captured.first()
+    made.clear()
+    stopping = Stopping(2, (), (), None)
+    graphs.decode_captured(captured, token, stopping, NEW)
+    assert stopping.tokens == wanted.tokens and not made
+    layout = step._layout
+    tails = [store.tail for layer in cache.kv_layers for store in layer.stores()]
+    places = [
+        [(k.starts[r] + k.lengths[r] - 1, v.starts[r] + v.lengths[r] - 1) for r in range(2)]
+        for k, v in zip(tails[::2], tails[1::2], strict=True)
+    ]
+    assert layout is not None and (whole(cache, places).numbers == layout.numbers).all()
+    for tail in tails[:2]:  # somebody has taken a token back: everything is looked up again
+        tail.lengths[0] -= 1
+    step.advance()
+    assert len(made) == 1
 
 
 @torch.inference_mode()

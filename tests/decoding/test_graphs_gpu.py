@@ -35,6 +35,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "kvarn, tiles of 64": ("kvarn", {"window": 40, "quantizer": TILES_OF_64}),
     "engine": ("engine", {}),
     "engine, q4_0": ("engine", {"format": "q8_0/q4_0"}),
+    "engine, iq4_nl": ("engine", {"format": "iq4_nl"}),
+    "engine, octave": ("engine", {"format": "octave_k3v4"}),
     "engine, own token exact": ("engine", {"format": "nvfp4", "own": "exact"}),
     "quantspec, no draft": ("quantspec", {"gamma": 0}),
     "quantspec": ("quantspec", {"gamma": 3}),

@@ -9,6 +9,7 @@ import pytest
 
 from experiments import standin
 from experiments.data import (
+    COMPILED,
     Plan,
     columns_of,
     context_of,
@@ -129,8 +130,11 @@ def test_points_of_one_run_are_measured_together():
     assert point_overrides(more, LLAMA) == [
         "dataset=efficiency", "dataset.untimed=1", "dataset.prompts=[512,4096]", "dataset.batches=[2,8]",
         "dataset.new_tokens=64", "dataset.repeats=1", "runtime.memory_limit_gb=44.7", "model.weights=random",
+        "model.dtype=bfloat16",
     ]  # fmt: skip
-    plain = point_overrides([replace(POINT, memory_gb=None, options=())], TINY)
+    compiled = [replace(POINT, memory_gb=None, options=(COMPILED,))]
+    assert COMPILED in point_overrides(compiled, LLAMA)
+    plain = point_overrides(compiled, TINY)  # a CPU's steps are not
     assert plain == [
         "dataset=efficiency", "dataset.prompts=[4096]", "dataset.batches=[2]", "dataset.new_tokens=64",
         "dataset.repeats=1",

@@ -1,13 +1,14 @@
 """Points of time and memory: files of other machines, and the figures that are folded from them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from experiments.data import Plan
 from experiments.fold.figures import FIGURES
 from experiments.fold.grid import Source, fold_grid
-from experiments.fold.points import point_source
+from experiments.fold.points import OLDER, point_source
 from experiments.item import Claim, Column, Grid, Group, Model, Row
 
 COLUMN = Column(name="TPOT", data="efficiency", figure="tpot_s", prompt=512, batch=2, memory_gb=44.7)
@@ -131,3 +132,14 @@ def test_the_speed_of_another_model_decides_no_claim():
         plan = Plan(models=() if model == "LWM" else ("tiny",))
         sources = {(model, name, "rate"): Source(by_id) for name, by_id in rows.items()}
         assert [verdict.verdict for verdict in fold_grid(item, plan, sources).verdicts] == [word]
+
+
+def test_steps_of_older_kernels_are_told_apart(tmp_path):
+    """So that a claim does not compare a batch with one of a slower kernel."""
+    rows = [record("fp16", batch=batch, stepping="graph, compiled") for batch in (1, 2, 16, 18)]
+    write(tmp_path / "one", "a", *rows)
+    content = json.loads((tmp_path / "one" / "a.json").read_text())
+    (tmp_path / "one" / "a.json").write_text(json.dumps({**content, "date": "2026-11-22 11:05:59"}), encoding="utf-8")
+    columns = [replace(COLUMN, batch=batch) for batch in (1, 2, 16, 18)]
+    notes = [point_source("llama2-7b", "fp16", column, (tmp_path / "one",)).note for column in columns]
+    assert [note.endswith(OLDER) for note in notes] == [False, True, True, False]

@@ -113,5 +113,9 @@ def test_the_arithmetic_of_kernels_is_named_by_the_format():
         "nvfp4",
         "nvfp4_4over6",
     }
+    assert {name for name, kind in kinds.items() if kind == "iq4_nl"} == {"iq4_nl"}
+    octaves = {name: kind for name, kind in kinds.items() if "octave" in name}
+    mixed = "octave of half a head"  # keys of 4 and of 3 bits, which no kernel reads
+    assert octaves.pop(mixed) == "engine" and set(octaves.values()) == {"octave"}
     assert [LevelQuantizer(3, how).kind for how in ("read", "write", "none")] == ["levels_read", "levels", "levels"]
     assert [OscarQuantizer(scales=how).kind for how in ("fp16", "bf16", "fp32")] == ["affine", "oscar", "oscar"]

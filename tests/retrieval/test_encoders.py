@@ -1,6 +1,8 @@
 """Encoders: BM25, embeddings kept, missing weights and keys."""
 
 import array
+import importlib
+import os
 import re
 import sqlite3
 import sys
@@ -47,6 +49,48 @@ def test_bm25_knows_the_words_of_scripts_without_spaces():
     scores = encoders.BM25().scores("光合作用是什么？", ["植物的光合作用。", "月亮很远。", "the rate"])
     assert scores[0] > scores[1] >= scores[2] == 0.0
     assert re.findall(encoders.WORD, "漢字 a3F-x_1") == ["漢", "字", "a3F", "x_1"]
+
+
+@pytest.fixture
+def jax_and_bm25s(monkeypatch, tmp_path):
+    """Stand-ins for jax and bm25s in a folder; bm25s imports jax, and notes JAX_PLATFORMS while it is imported."""
+    (tmp_path / "jax.py").write_text("import os\nplatforms = os.environ.get('JAX_PLATFORMS')\n")
+    (tmp_path / "bm25s.py").write_text("import jax\nplatforms = jax.platforms\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("jax", "bm25s"):
+        monkeypatch.setitem(sys.modules, name, None)  # what stood there, or nothing, comes back afterwards
+        del sys.modules[name]
+    return tmp_path
+
+
+@pytest.mark.parametrize("before", [None, "cuda", ""])
+def test_jax_is_on_the_cpu_while_bm25s_is_imported_and_the_variable_is_then_as_before(
+    monkeypatch, jax_and_bm25s, before
+):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    if before is not None:
+        monkeypatch.setenv("JAX_PLATFORMS", before)
+    assert encoders.import_bm25s().platforms == "cpu"
+    assert os.environ.get("JAX_PLATFORMS") == before
+    assert encoders.import_bm25s() is sys.modules["bm25s"]
+    assert os.environ.get("JAX_PLATFORMS") == before
+
+
+def test_a_jax_that_was_imported_before_keeps_its_platforms_and_takes_memory_as_needed(monkeypatch, jax_and_bm25s):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    (jax_and_bm25s / "bm25s.py").write_text("import os\nplatforms = os.environ['JAX_PLATFORMS']\n")
+    importlib.import_module("jax")
+    assert encoders.import_bm25s().platforms == "cuda"
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+
+
+def test_the_variable_comes_back_where_bm25s_cannot_be_imported(monkeypatch, jax_and_bm25s):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    (jax_and_bm25s / "bm25s.py").write_text("raise ImportError('broken')\n")
+    with pytest.raises(ModelError, match="bm25s"):
+        encoders.import_bm25s()
+    assert "JAX_PLATFORMS" not in os.environ
 
 
 class Counting(encoders.Embedding):

@@ -41,10 +41,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
   int tile = blockIdx.x * WARPS + warp;
   if (tile < tiles) copy_keys(args, own_at, bh, tile, lane);
   commit();
-  if (tile < tiles) copy_values(args, own_at, b, bh, tile, lane);
-  commit();
   write_levels(args.key_levels + b * (1 << BITS), memory + LEVELS_AT, 1);
-  write_levels(args.value_levels + b * (1 << BITS), memory + LEVELS_AT + sizeof(Levels), ROUNDINGS);
+  if constexpr (WHOLE) {
+    if (threadIdx.x == 32 % (WARPS * 32))
+      *(float*)(memory + LEVELS_AT + 2 * sizeof(Levels)) =
+          write_integers(args.value_levels + b * (1 << BITS), memory + LEVELS_AT + sizeof(Levels));
+  } else {
+    write_levels(args.value_levels + b * (1 << BITS), memory + LEVELS_AT + sizeof(Levels), ROUNDINGS);
+  }
   read_queries(args, memory, b, head, block0, rows, warp, lane);
   write_turns(args, memory, bh, warp, lane);
   float* stand = (float*)(memory + STAND_AT);
@@ -85,11 +89,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
       next_values = run_of(args.sparse[1], b, head, next, count, lane);
     }
     if (ROTATE) turn_queries(args, memory, own, begin + slot + tile * 128, lane);
-    wait<1>();
+    wait<0>();
     __syncwarp();
     dense_scores(memory, own, own_at, lane);
     __syncwarp();
-    if (next < tiles) copy_keys(args, own_at, bh, next, lane);
+    copy_values(args, own_at, b, bh, tile, lane);
     commit();
     if (OUTLIERS) {
       add_entries<true>(
@@ -103,11 +107,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
           });
       read_entries(entries, args.sparse[1], b, values, 0, lane);
     }
-    wait<1>();
+    wait<0>();
     __syncwarp();
     const float lowered = weigh(st, args, own, factors, count - tile * 128, lane);
     __syncwarp();
     dense_values(st, memory, own, own_at, lowered, lane);
+    __syncwarp();
+    if (next < tiles) copy_keys(args, own_at, bh, next, lane);
+    commit();
     if (OUTLIERS) {
       const u16* params = (const u16*)(own + PARAMS_AT);
       add_entries<false>(
@@ -127,8 +134,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
           });
     }
     __syncwarp();
-    if (next < tiles) copy_values(args, own_at, b, bh, next, lane);
-    commit();
     keys = next_keys, values = next_values;
   }
   wait<0>();

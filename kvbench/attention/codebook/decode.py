@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from kvbench.attention.reads import LOOKED_UP_KEYS, LOOKED_UP_VALUES, misfit
 from kvbench.util import nvrtc
 from kvbench.util.nvrtc import missing
 
-#: warps of a CTA and CTAs that a multiprocessor must hold, to choose from: the fastest on an H200 first
-CHOICES = ((12, 1), (10, 1), (8, 1), (6, 1), (4, 1), (2, 1), (1, 1))
+#: warps of a CTA and CTAs that a multiprocessor must hold, to choose from
+CHOICES = ((16, 1), (12, 1), (10, 1), (8, 1), (6, 1), (4, 1), (2, 1), (1, 1))
+#: warps of a CTA that serves several query rows, at most: each has 255 registers, and was timed with 4 rows
+WARPS_OF_ROWS = 8
 #: largest number of query rows that a CTA serves: the columns of a product
 ROWS = 8
 
@@ -97,7 +100,7 @@ class CodebookBuild:
         steps = self.channels // 16
         sets = 1 << (self.rows - 1).bit_length()
         common = steps * 1536 + 16 * self.channels * 2 + (self.rows + 1) * self.channels * 4 + 320
-        tile = 2 * 16 * self.bits * self.channels + 512
+        tile = 16 * self.bits * self.channels + 512  # keys and values take turns
         own = self.rows * (512 + 256) + 512 + sets * (steps // 2) * 512 + 64
         merged = self.rows * (self.channels + 4) * 4
         return max(common + self.warps * (tile + own), self.warps * max(merged, 512))
@@ -108,9 +111,19 @@ class CodebookBuild:
         return (self.shared + static + RESERVED) * self.resident <= shared + RESERVED
 
 
-def choose_warps(build: CodebookBuild, shared: int) -> CodebookBuild:
-    """Return `build` with the fastest number of warps that fits into shared memory; if none fits, the fewest."""
-    options = [replace(build, warps=warps, resident=resident) for warps, resident in CHOICES]
+def choose_warps(build: CodebookBuild, shared: int, tiles: float) -> CodebookBuild:
+    """Return `build` with the number of warps that should be fastest of those that fit; if none fits, the fewest.
+
+    For one query row these are 16 warps of 128 registers, or 12 of 168 where that does not take more rounds.
+
+    Args:
+        shared: bytes of shared memory that a multiprocessor allows one CTA.
+        tiles: number of tiles of all heads and rows per multiprocessor of the GPU.
+    """
+    most = WARPS_OF_ROWS
+    if build.rows == 1:
+        most = 12 if ceil(tiles / 12) == ceil(tiles / 16) else 16
+    options = [replace(build, warps=warps, resident=resident) for warps, resident in CHOICES if warps <= most]
     return next((option for option in options if option.fits(shared)), options[-1])
 
 
@@ -237,10 +250,12 @@ def codebook_problem(build: CodebookBuild, device: int) -> str | None:
 def configured(query: Tensor, work: Work) -> CodebookBuild:
     """Return the configuration of the kernel for a step, with the number of warps that suits its GPU."""
     device = query.device.index or 0
-    shared = shared_memory((9, 0))
+    shared, processors = shared_memory((9, 0)), 132
     if query.is_cuda:
         known = shared_memory(torch.cuda.get_device_capability(device))
-        shared = int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", known))
+        about = torch.cuda.get_device_properties(device)
+        shared = int(getattr(about, "shared_memory_per_block_optin", known))
+        processors = about.multi_processor_count
     packed = place_of_codes(work)
     book = work.phases[packed][0].codebook
     assert book is not None
@@ -260,7 +275,7 @@ def configured(query: Tensor, work: Work) -> CodebookBuild:
         softcap=softcap,
         sinks=sinks,
     )
-    return choose_warps(build, shared)
+    return choose_warps(build, shared, query.shape[0] * work.heads * work.tiles() / processors)
 
 
 def attend(

@@ -34,15 +34,16 @@ constexpr int SLOTS = 1;
 constexpr float LIFT = 0.f, NOTHING = -1e30f;
 constexpr int WIDTH = HEADS * D, SEGMENTS = 128 / BLOCK, LANES = 32 / SEGMENTS;  // lanes of a block of outliers
 constexpr int OWN = D / 32;                       // channels of a lane where a warp holds a row of the output
+constexpr bool WHOLE = ROWS == 1;                 // values are multiplied as integers
 constexpr int KEPT = 8;                           // entries of a lane that are read at once
 // shared memory of a CTA
 constexpr int TURNS = STEPS * 3 * 512, SMALL = 16 * HALF * 4;
 constexpr int QUERY_AT = TURNS + SMALL, STAND_AT = QUERY_AT + ROWS * D * 4, FACTOR_AT = STAND_AT + D * 4,
               LEVELS_AT = FACTOR_AT + 64,
-              CTA_BYTES = LEVELS_AT + 256;  // levels of keys, then ROUNDINGS of values
-// shared memory of a warp
+              CTA_BYTES = LEVELS_AT + 256;  // levels of keys, then of values: integers and their unit, or ROUNDINGS
+// shared memory of a warp, whose keys and values take turns in one buffer
 constexpr int KEY_PLANE = WORDROWS * D * 2, VALUE_PLANE = KEY_PLANE, SECOND = PLANES == 2 ? 8 * D * 2 : 0;
-constexpr int KEYS_AT = 0, VALUES_AT = KEY_PLANE + SECOND, PARAMS_AT = VALUES_AT + VALUE_PLANE + SECOND,
+constexpr int KEYS_AT = 0, VALUES_AT = 0, PARAMS_AT = VALUES_AT + VALUE_PLANE + SECOND,
               SCORES_AT = PARAMS_AT + 512, SUMS_AT = SCORES_AT + ROWS * 512, WEIGHTS_AT = SUMS_AT + 512,
               TURNED_AT = WEIGHTS_AT + ROWS * 256, SHRINK_AT = TURNED_AT + SETS * (STEPS / 2) * 512,
               WARP_BYTES = SHRINK_AT + 64;

@@ -23,6 +23,14 @@ __device__ __forceinline__ void read_entries(Entries& entries, const Sparse& spa
                                              int lane) {
   if (sparse.room == 0) return;
   const u16 *values = sparse.values + b * sparse.room, *indices = sparse.indices + b * sparse.room;
+  // what lies behind a block's entries is read, but not used
+  if (__any_sync(~0u, run.start + first + KEPT * LANES > (int)sparse.room) == 0) {
+    const int at = run.start + first + lane % LANES;
+    values += at, indices += at;
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) entries.value[i] = values[i * LANES], entries.index[i] = indices[i * LANES];
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < KEPT; i++) {
     const int e = max(min(first + i * LANES + lane % LANES, run.length - 1), 0),
@@ -30,11 +38,7 @@ __device__ __forceinline__ void read_entries(Entries& entries, const Sparse& spa
     entries.value[i] = values[at], entries.index[i] = indices[at];
   }
 }
-__device__ __forceinline__ float most_of_warp(float x) {
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes <<= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
-  return x;
-}
+__device__ __forceinline__ float most_of_warp(float x) { return float_in_order(largest(in_order(x))); }
 __device__ __forceinline__ float sum_of_warp(float x) {
 #pragma unroll
   for (int lanes = 1; lanes < 32; lanes <<= 1) x += __shfl_xor_sync(~0u, x, lanes);

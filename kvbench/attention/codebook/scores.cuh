@@ -6,7 +6,7 @@ struct State {
 };
 // Scores of the tile's tokens without outliers, times the query's power of two, to shared memory.
 __device__ __forceinline__ void dense_scores(const u8* memory, u8* own, u32 own_at, int lane) {
-  const Levels levels = *(const Levels*)(memory + LEVELS_AT);
+  const Levels levels = of_thread(*(const Levels*)(memory + LEVELS_AT), ((const u32*)(own + SUMS_AT))[lane]);
   float s[8][4];
 #pragma unroll
   for (int m = 0; m < 8; m++) s[m][0] = s[m][1] = s[m][2] = s[m][3] = 0.f;
@@ -32,10 +32,18 @@ __device__ __forceinline__ void dense_scores(const u8* memory, u8* own, u32 own_
       u32 words[4];  // rows g, g + 8 of the first half, then of the second
       ldsm(words, own_at + KEYS_AT + key_place(16 * part + r + (matrix & 1) * 8, u + (matrix >> 1) * STEPS));
       u32 first[2][FIELDS], second[2][FIELDS];
+      if constexpr (BITS < 4) {
+        const u32 one = interleaved(single[0]), two = interleaved(single[1]);
+        unpack_interleaved<0>(levels, interleaved(words[0]), one, first[0]);
+        unpack_interleaved<1>(levels, interleaved(words[1]), one, first[1]);
+        unpack_interleaved<0>(levels, interleaved(words[2]), two, second[0]);
+        unpack_interleaved<1>(levels, interleaved(words[3]), two, second[1]);
+      } else {
 #pragma unroll
-      for (int h = 0; h < 2; h++) {
-        unpack_fields(levels, words[h], single[0] >> h, first[h]);
-        unpack_fields(levels, words[2 + h], single[1] >> h, second[h]);
+        for (int h = 0; h < 2; h++) {
+          unpack_fields(levels, words[h], first[h]);
+          unpack_fields(levels, words[2 + h], second[h]);
+        }
       }
 #pragma unroll
       for (int f = 0; f < FIELDS; f++) {

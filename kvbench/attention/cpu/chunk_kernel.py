@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.cpu import build
-from kvbench.attention.cpu.decode import HEAD_DIMS, TYPES, PartStruct, _part
+from kvbench.attention.cpu.decode import HEAD_DIMS, KINDS, TYPES, PartStruct, _part
 from kvbench.attention.logits import Logits
 from kvbench.attention.phases import Part, Work
 from kvbench.attention.reads import CPU_KEYS, CPU_VALUES, misfit
@@ -28,7 +28,7 @@ CODEBOOK = 8
 #: formats of keys, and of values, that the kernel reads
 _CODEBOOKS = [Reads("codebook", (2, 3, 4), {axis: (HEAD,)}, ("fp16", "fp32")) for axis in ("channel", "token")]
 TILE_KEYS, TILE_VALUES = (
-    Rows((*(row for row in rows if row.kind not in ("float", "levels", "levels_read")), book))
+    Rows((*(row for row in rows if KINDS[row.kind] != KINDS["float"]), book))  # no codes of tables
     for rows, book in zip((CPU_KEYS, CPU_VALUES), _CODEBOOKS, strict=True)
 )
 #: a query that no token outlasts

@@ -17,6 +17,7 @@ from kvbench.attention.cpu import build
 from kvbench.attention.cpu.build import kernel_name as kernel_name
 from kvbench.attention.phases import Part, Work
 from kvbench.attention.reads import CPU_KEYS, CPU_VALUES, misfit
+from kvbench.attention.work import TABLES
 from kvbench.cache.segments.layout import TILE
 from kvbench.quantizers.turboquant import levels, stored_codes
 
@@ -28,7 +29,7 @@ MOST_ROWS = 256
 TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
 KINDS = {
     **{"full": 0, "affine": 1, "atom": 2, "hierarchical": 3, "offset": 4, "folded": 5, "cross": 6},
-    **dict.fromkeys(("float", "levels", "levels_read"), 7),
+    **dict.fromkeys(("float", "levels", "levels_read", "iq4_nl", "octave"), 7),
 }
 
 
@@ -162,7 +163,7 @@ def number_table(kind: str, bits: int, channels: int) -> Tensor:
     """Return the number for which each code stands, before multiplication by factors, fp32 ``[2**bits]``.
 
     Args:
-        kind: ``float``, ``levels`` or ``levels_read`` (:class:`kvbench.attention.work.Format`).
+        kind: ``float``, ``levels``, ``levels_read``, ``iq4_nl`` or ``octave`` (:class:`kvbench.attention.work.Format`).
         channels: channels of a head, on which TurboQuant's levels depend.
     """
     with torch.inference_mode(False):  # kept, so it outlives the mode in which it is made
@@ -171,6 +172,8 @@ def number_table(kind: str, bits: int, channels: int) -> Tensor:
         if kind == "float":
             magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float32)
             return torch.cat([magnitudes, -magnitudes])
+        if (kind, bits) in TABLES:
+            return torch.tensor(TABLES[kind, bits], dtype=torch.float32)
         table = torch.empty(2**bits, dtype=torch.float32)
         table[stored_codes(bits)] = levels(channels, bits)
         return table

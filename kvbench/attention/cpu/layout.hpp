@@ -15,7 +15,7 @@ constexpr int UNIT = 512;       // tokens whose partial result is computed at on
 constexpr int SLACK = 4;        // floats behind the last score that `exact_values` may read, times zeros
 constexpr float HIDDEN = -1e30f;  // score of a token that is not seen
 
-// TABLE: a code stands for a number of a table, which no step and minimum give (fp8, nvfp4, TurboQuant's levels).
+// TABLE: a code stands for a number of a table, which no step and minimum give (fp8, nvfp4, iq4_nl, octave, TurboQuant's levels).
 enum Kind { FULL, AFFINE, ATOM, HIERARCHICAL, OFFSET, FOLDED, CROSS, TABLE };
 
 // Runs a function in as many threads: GOMP_parallel of the OpenMP library that torch has loaded.

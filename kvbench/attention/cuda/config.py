@@ -18,9 +18,10 @@ from kvbench.attention.cuda.storage import (
     level_bytes,
     pitch,
     slot_bytes,
+    table_words,
     tabulated,
 )
-from kvbench.attention.work import FACTORED, Format
+from kvbench.attention.work import FACTORED, TABLES, Format
 
 
 def build_options(columns: int, wide: bool, fine: bool, dense: bool, small: bool = False) -> list[dict[str, int]]:
@@ -34,10 +35,10 @@ def build_options(columns: int, wide: bool, fine: bool, dense: bool, small: bool
         columns: number of columns that the query rows of a KV head take, usually one each.
         wide: True for heads of more than 128 channels, which leave a warp registers for one block of rows only.
         fine: True if a group has fewer than 32 tokens, so that two warps cannot share the tokens of a tile.
-        dense: True if unpacking limits the speed: for codes of 3 bits or of levels, and for e2m1 codes with a column
-            for each group.
-        small: True if unpacking and factors limit the speed, for 4-bit codes of levels and other e2m1 codes: with up to
-            4 columns, 16 warps of 128 registers are then faster than 8 of 256.
+        dense: True if unpacking limits the speed: for codes of 3 bits, of levels or of tables, and for e2m1 codes with
+            a column for each group.
+        small: True if unpacking and factors limit the speed, for 4-bit codes of levels or of tables and other e2m1
+            codes: with up to 4 columns, 16 warps of 128 registers are then faster than 8 of 256.
 
     Returns:
         Values for ``team``, ``shares``, ``blocks``, ``teams``, ``stages`` and ``resident`` of a :class:`Build`.
@@ -72,6 +73,8 @@ KINDS = {
     "levels": 7,
     "cross": 8,
     "levels_read": 9,
+    "iq4_nl": 10,
+    "octave": 11,
 }
 #: types in which scales are stored
 SCALES = {"": 0, "fp16": 1, "fp32": 2, "e4m3": 3}
@@ -246,6 +249,7 @@ class Build:
             "MET": columns_of_row(self.phases),
             "SLOTS": self.slots,
             **level_macros(self.phases, self.channels),
+            **table_macros(self.phases),
         }
         return "".join(f"#define {name} {value}\n" for name, value in values.items())
 
@@ -264,6 +268,21 @@ def level_macros(phases: Signature, channels: int) -> dict[str, str]:
         "LEVEL_UNITS": "{" + units + "}",
         "ENTRY_BYTES": "{" + ", ".join(f"{word:#x}u" for word in entries.words) + "}",
         "ENTRY_UNITS": f"{{{entries.unit:.9e}f, {entries.read_unit:.9e}f}}",
+    }
+
+
+def table_macros(phases: Signature) -> dict[str, str]:
+    """Return macros for codes of :data:`TABLES`: the levels, zeros if unused, and the padding of values.
+
+    Empty without such codes.
+    """
+    used = {(form.kind, form.bits) for pair in phases for form in pair} & set(TABLES)
+    if not used:
+        return {}
+    tables = [table_words(*entry) if entry in used else (0,) * 4 for entry in TABLES]
+    return {
+        "TABLE_BYTES": "{" + ", ".join("{" + ", ".join(f"{word:#x}u" for word in row) + "}" for row in tables) + "}",
+        "PADDING_TABLE": "{" + ", ".join(str(value.padding) for _, value in phases) + "}",
     }
 
 
@@ -297,8 +316,9 @@ def build(
     forms = [form for pair in phases for form in pair if form.kind != "full"]
     fine = any(form.group < 32 and form.axis == "channel" and not form.window for form in forms)
     one_row = columns == 1 and not softcap and any(has_columns(key, value, channels) for key, value in phases)
-    dense = one_row or any(form.bits == 3 or form.kind in LEVELS for form in forms)
-    small = not one_row and any(form.kind in ("float", *LEVELS) and form.bits == 4 for form in forms)
+    looked_up = (*LEVELS, "iq4_nl", "octave")
+    dense = one_row or any(form.bits == 3 or form.kind in looked_up for form in forms)
+    small = not one_row and any(form.kind in ("float", *looked_up) and form.bits == 4 for form in forms)
     for option in build_options(columns, channels > 128, fine, dense, small):
         values = {**option, **dict(tuning)}
         fast = fast_integers and values["team"] == 1  # integers need one warp per team
@@ -327,6 +347,8 @@ def unreadable(key: Format, value: Format, channels: int) -> str | None:
     """Return why the kernel cannot read two formats in one phase, although it reads each; None if it can."""
     if value.kind == "cross" and key.kind != "cross":
         return "cross factors of values, but not of keys"
+    if key.padding:
+        return "padded scales of keys"
     minima = value.kind != "full" and value.kind not in FACTORED
     if minima and channels // min(value.group, channels) > VALUE_GROUPS:
         return f"values in {channels // value.group} groups a token, more than {VALUE_GROUPS}"

@@ -28,6 +28,7 @@ PARTS = (
     "header.cuh",
     "instructions.cuh",
     "storage.cuh",
+    "tables.cuh",
     "elements.cuh",
     "windows.cuh",
     "loads.cuh",

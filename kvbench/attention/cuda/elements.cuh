@@ -4,6 +4,7 @@
 //            is subtracted
 //   FOLDED   code - zero, likewise; zero is in the 4 lowest bits of the factor
 //   FLOAT    the small float whose bits are the code, as an fp16 number
+//   IQ4_NL, OCTAVE  the code's level; the operand holds the level plus 128, and 128 is subtracted likewise (tables.cuh)
 // LEVELS and LEVELS_READ are in levels.cuh.
 // The two nibbles of an e4m3 code are in two planes, as those of an 8-bit integer.
 
@@ -31,13 +32,20 @@ __device__ __forceinline__ u32 element(u32 w, u32 second) {
     return halves_of_e4m3<(F >= 2)>(__byte_perm(joined_nibbles<F>(w, second), 0, 0x3120));
   } else if constexpr (KIND == FLOAT) {
     return halves_of_e2m1<F>(w);
+  } else if constexpr (in_table(KIND)) {
+    return entries<KIND, BITS, F, E>(w, second);
   } else {
     return field<BITS, F, E>(w, second);
   }
 }
 CONST int unit_of(int kind, int bits, int f) {
-  return kind == FLOAT ? (bits == 8 ? 0 : -14) : low_of(bits, f) - 24;
+  return kind == FLOAT ? (bits == 8 ? 0 : -14) : in_table(kind) ? -24 : low_of(bits, f) - 24;
 }
+// whether operands hold elements plus a number; that number, unless it is a token's own (FOLDED)
+CONST bool shifted(int kind) { return kind == OFFSET || kind == FOLDED || in_table(kind); }
+CONST int middle_of(int kind, int bits) { return in_table(kind) ? 128 : 1 << (bits - 1); }
+// whether one more factor, on all keys or all values, belongs to the format
+CONST bool has_whole(int kind) { return kind == FLOAT || kind == OCTAVE; }
 
 // operand() of elements.
 template <int KIND, int BITS, int F, bool KEYS>

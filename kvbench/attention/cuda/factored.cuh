@@ -11,7 +11,7 @@ __device__ __forceinline__ void factored_scores(float (&s)[NT][MT][4], u32 slot,
   constexpr int COUNT = D / S::KG, SPAN = S::KG / 16;
   // factors of a token that are loaded at once: one where there are many, as registers are scarce
   constexpr int LOAD = S::KSCALE == BYTE ? 1 : COUNT % 4 == 0 ? 4 : COUNT % 2 == 0 ? 2 : 1;
-  constexpr bool SHIFTED = S::KK == OFFSET || S::KK == FOLDED;
+  constexpr bool SHIFTED = shifted(S::KK);
   const u32 scales = slot + S::KCODES;
   const int row = lane & 15, hi = lane >> 4, g = lane >> 2;
   tabulate_keys<S::KSCALE, COUNT>(table, scales, part, lane);
@@ -59,7 +59,7 @@ __device__ __forceinline__ void factored_scores(float (&s)[NT][MT][4], u32 slot,
             } else if (k % LOAD == 0) {
               load_words(factor[F][i], table + (token * COUNT + k) * 4);
             }
-            float scale = __uint_as_float(factor[F][i][k % LOAD]), middle = pow2(S::KB - 1);
+            float scale = __uint_as_float(factor[F][i][k % LOAD]), middle = middle_of(S::KK, S::KB);
             if constexpr (S::KK == FOLDED) {
               middle = (float)(__float_as_uint(scale) & 15);
               scale = __uint_as_float(__float_as_uint(scale) & ~15u);
@@ -84,7 +84,7 @@ __device__ __forceinline__ void factored_scores(float (&s)[NT][MT][4], u32 slot,
   for (int n = 0; n < NT; n++)
 #pragma unroll
     for (int c = 0; c < NC; c++) {
-      const float by = S::KK == FLOAT ? st.sl[n][c] * whole : st.sl[n][c];
+      const float by = has_whole(S::KK) ? st.sl[n][c] * whole : st.sl[n][c];
 #pragma unroll
       for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -93,18 +93,18 @@ __device__ __forceinline__ void factored_scores(float (&s)[NT][MT][4], u32 slot,
 }
 
 // Adds the weighted values of a packed tile, O^T = V^T P^T, to st.acc in units of 2^-24; arguments as of packed_values.
-// sum_t (p_t s_tb) e_td: factors go into the probabilities, in fp16. What the codes of OFFSET and FOLDED have too much is
-// taken off by the same rounded weights, before a group's products begin.
+// sum_t (p_t s_tb) e_td: factors go into the probabilities, in fp16. What operands have too much (shifted()) is taken off
+// by the same rounded weights, before a group's products begin.
 template <int P, int MT>
 __device__ __forceinline__ void factored_values(State& st, u32 (&p)[NT][MT][2], const float (&shrink)[NT][NC],
                                                 u32 slot, u32 table, float whole, int part, int lane) {
   using S = Shape<P>;
   using W = Portion<S::VB>;
   constexpr int VG = S::VGROUPS;
-  constexpr bool SHIFTED = S::VK == OFFSET || S::VK == FOLDED;
+  constexpr bool SHIFTED = shifted(S::VK);
   const int row = lane & 15, hi = lane >> 4;
-  float back = (S::VK == FLOAT ? whole : 1.f) * pow2(-24 - unit_of(S::VK, S::VB, 0));
-  if constexpr (S::VSCALE != NO_SCALE) back *= tabulate_values<S::VK, S::VSCALE, VG>(table, slot + S::VCODES, part, lane);
+  float back = (has_whole(S::VK) ? whole : 1.f) * pow2(-24 - unit_of(S::VK, S::VB, 0));
+  if constexpr (S::VSCALE != NO_SCALE) back *= tabulate_values<S::VK, S::VSCALE, VG, S::VROW>(table, slot + S::VCODES, part, lane);
   // a row of a table as operands: tokens 16 m + 8 j + {2t, 2t + 1} of the warp's blocks m and m + 1
   auto load_pairs = [&](u32 (&x)[4], int m, int at) {
     ldsm(x, table + at + (16 * (SHARES * (m + hi) + part) + 8 * ((lane >> 3) & 1)) * 2);
@@ -133,8 +133,8 @@ __device__ __forceinline__ void factored_values(State& st, u32 (&p)[NT][MT][2], 
       if constexpr (S::VK == FOLDED) load_pairs(zero, m, 256);
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const int b = m + (i >> 1), low = low_of(S::VB, b / W::BLOCKS * W::STEP);
-        if (S::VK == OFFSET) zero[i] = (1u << (S::VB - 1)) * 0x00010001u;
+        const int b = m + (i >> 1), low = unit_of(S::VK, S::VB, b / W::BLOCKS * W::STEP) + 24;
+        if (SHIFTED && S::VK != FOLDED) zero[i] = middle_of(S::VK, S::VB) * 0x00010001u;
 #pragma unroll
         for (int n = 0; n < NT; n++) x[n][b][i & 1] = S::VSCALE == NO_SCALE ? p[n][b][i & 1] : mul2(p[n][b][i & 1], scale[i]);
         if (SHIFTED) zero[i] = zero[i] << low | 0x80008000u;  // a negative number in the units of the codes

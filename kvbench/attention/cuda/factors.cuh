@@ -34,15 +34,16 @@ __device__ __forceinline__ int exponent_to_one(int bits) { return 127 - (bits >>
 
 // Tables of a tile of values: fp16 [COUNT groups][128 tokens], each factor times a power of two such that the largest is
 // at most 2; behind it the zero points of FOLDED, integers of 16 bits [128]. Returns what products must be multiplied by.
-template <int KIND, int SCALE, int COUNT>
+//   ROW  stored factors of a token, of which the first COUNT are those of its groups
+template <int KIND, int SCALE, int COUNT, int ROW>
 __device__ __forceinline__ float tabulate_values(u32 table, u32 scales, int part, int lane) {
   // a lane has four tokens, or two of those that are the warp's, if their factors are whole words
-  constexpr int TOKENS = SHARES == 2 && 2 * COUNT * scale_bytes(SCALE) % 4 == 0 ? 2 : 4;
-  constexpr int WORDS = TOKENS * COUNT * scale_bytes(SCALE) / 4, PAIRS = TOKENS / 2;
-  static_assert(COUNT == 1 || SCALE != SINGLE, "factors in fp32 are those of whole heads");
+  constexpr int TOKENS = SHARES == 2 && 2 * ROW * scale_bytes(SCALE) % 4 == 0 ? 2 : 4;
+  constexpr int WORDS = TOKENS * ROW * scale_bytes(SCALE) / 4, PAIRS = TOKENS / 2;
+  static_assert(ROW == 1 || SCALE != SINGLE, "factors in fp32 are those of whole heads");
   const int first = TOKENS == 4 ? 4 * lane : 32 * (lane >> 3) + 16 * part + 2 * (lane & 7);
   u32 w[WORDS], pairs[COUNT][PAIRS], zeros[PAIRS];
-  const u32 from = scales + first * COUNT * scale_bytes(SCALE);
+  const u32 from = scales + first * ROW * scale_bytes(SCALE);
 #pragma unroll
   for (int i = 0; i < WORDS; i++) {
     if constexpr (WORDS % 4 == 0) {
@@ -64,25 +65,26 @@ __device__ __forceinline__ float tabulate_values(u32 table, u32 scales, int part
     for (int k = 0; k < COUNT; k++)
 #pragma unroll
       for (int j = 0; j < PAIRS; j++) {
-        const int a = 2 * j * COUNT + k, b = a + COUNT;
+        const int a = 2 * j * ROW + k, b = a + ROW;
         pairs[k][j] = (__byte_perm(w[a / 4], w[b / 4], a % 4 | (4 + b % 4) << 8) & 0x00ff00ffu) << 7;
       }
   } else if constexpr (SCALE == HALF) {
     u32 most2 = 0;
 #pragma unroll
-    for (int i = 0; i < WORDS; i++) most2 = most_of(most2, w[i]);
+    for (int k = 0; k < COUNT; k++)
+#pragma unroll
+      for (int j = 0; j < PAIRS; j++) {
+        const int a = 2 * j * ROW + k, b = a + ROW;
+        pairs[k][j] = __byte_perm(w[a / 2], w[b / 2], (a % 2 ? 0x32 : 0x10) | (b % 2 ? 0x7600 : 0x5400));
+        most2 = most_of(most2, pairs[k][j]);
+      }
     const float most = fmaxf(float_of_half(most2), float_of_half(most2 >> 16));
     const int exponent = min(15, max(-15, exponent_to_one(largest(__float_as_uint(most)))));
     const u32 half = exponent == -15 ? 0x0200u : (u32)(15 + exponent) << 10, by = half | half << 16;  // 2^-15: subnormal
 #pragma unroll
-    for (int i = 0; i < WORDS; i++) w[i] = mul2(w[i], by);
-#pragma unroll
     for (int k = 0; k < COUNT; k++)
 #pragma unroll
-      for (int j = 0; j < PAIRS; j++) {
-        const int a = 2 * j * COUNT + k, b = a + COUNT;
-        pairs[k][j] = __byte_perm(w[a / 2], w[b / 2], (a % 2 ? 0x32 : 0x10) | (b % 2 ? 0x7600 : 0x5400));
-      }
+      for (int j = 0; j < PAIRS; j++) pairs[k][j] = mul2(pairs[k][j], by);
     back = pow2_of(-exponent);
   } else {
     float most = 0.f;

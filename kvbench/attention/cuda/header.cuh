@@ -23,6 +23,7 @@
 //   NPHASES      phases of the layer
 //   PHASE_TABLE  their formats: {kind, bits, axis, group, scale} of the keys, then of the values
 //   WINDOW_TABLE tokens of a window of the keys of each phase: {W, ...}, 0 unless their groups do not fit tiles
+//   PADDING_TABLE  unused factors after those of each value: {number, ...}; undefined if there are none
 //   MET          most groups of such keys in a tile; 1 without any
 //   SLOTS        columns that a query row takes: MET (windows.cuh), or 1 where all such codes are multiplied as integers
 //   SLOT         bytes of a slot: the largest item of any phase
@@ -46,11 +47,15 @@ typedef long long i64;
 
 // the numbers of KINDS, AXES and SCALES in config.py
 enum { FULL = 0, AFFINE = 1, ATOM = 2, HIERARCHICAL = 3, OFFSET = 4, FOLDED = 5, FLOAT = 6, LEVELS = 7, CROSS = 8 };
-enum { LEVELS_READ = 9 };
+enum { LEVELS_READ = 9, IQ4_NL = 10, OCTAVE = 11 };
 enum { CHANNEL = 0, TOKEN = 1 };
 enum { NO_SCALE = 0, HALF = 1, SINGLE = 2, BYTE = 3 };  // types of scales: none, fp16, fp32, e4m3
 constexpr int PH[NPHASES][10] = PHASE_TABLE;
 constexpr int WINDOWS[NPHASES] = WINDOW_TABLE;
+#ifndef PADDING_TABLE
+#define PADDING_TABLE {}
+#endif
+constexpr int PADDING[NPHASES] = PADDING_TABLE;
 constexpr int KS = D / 16;          // steps of 16 channels
 constexpr int NC = ONECOL ? 1 : 2;  // columns of a lane that hold query rows
 constexpr int WARPS = TEAM * TEAMS, ROWS = ONECOL ? 4 : 8 * NT * (TEAM / SHARES);
@@ -65,7 +70,7 @@ struct Phase {
   int kcap, vcap;                                     // tiles (packed) or tokens (exact) of a head's buffer
   int kgroups, none;                                  // rows of scales of a head's keys, where groups do not fit tiles
   const u8 *kx, *vx;                                  // cross factors (cross.cuh)
-  float kfactor, vfactor;                             // of all keys, of all values (FLOAT)
+  float kfactor, vfactor;                             // of all keys, of all values (FLOAT, OCTAVE)
 };
 // The kernel's one argument; packed by `attend` of kvbench/attention/cuda/decode.py, so the order is part of both.
 struct Args {

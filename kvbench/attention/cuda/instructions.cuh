@@ -26,13 +26,24 @@ __device__ __forceinline__ void mma_exact(float (&c)[4], u32 a0, u32 a1, u32 a2,
   MMA("f16");
 #endif
 }
-// c += a b: 16 x 32 unsigned bytes by 32 x 8 signed ones, accumulated in 32-bit integers; with NEW c = a b.
+// c += a b: 16 x 32 bytes by 32 x 8, accumulated in 32-bit integers.
+#define MMA_BYTES(A, B)                                                                              \
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." A "." B                                      \
+               ".s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                          \
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])                                      \
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
+// Unsigned by signed; with NEW c = a b.
 template <bool NEW = false>
 __device__ __forceinline__ void mma_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   if constexpr (NEW) c[0] = c[1] = c[2] = c[3] = 0;
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  MMA_BYTES("u8", "s8");
+}
+// Signed by unsigned, and both unsigned.
+__device__ __forceinline__ void mma_signed(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  MMA_BYTES("s8", "u8");
+}
+__device__ __forceinline__ void mma_unsigned(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  MMA_BYTES("u8", "u8");
 }
 // Four 8 x 8 blocks of 16-bit numbers from shared memory; each lane gives the address of one row.
 __device__ __forceinline__ void ldsm(u32 (&r)[4], u32 address) {
@@ -88,6 +99,12 @@ __device__ __forceinline__ u32 exact2_of(float low, float high) {
 __device__ __forceinline__ u32 chosen(u32 mask, u32 a, u32 b) {
   u32 c;
   asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(c) : "r"(mask), "r"(a), "r"(b));
+  return c;
+}
+// Four bytes of a pair of registers, by nibbles of 0 to 7. (__byte_perm first clears the fourth bit of each nibble.)
+__device__ __forceinline__ u32 chosen_bytes(u32 a, u32 b, u32 selector) {
+  u32 c;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(selector));
   return c;
 }
 // Two e4m3 numbers, bytes 0 and 1 of a register or (UPPER) bytes 2 and 3, as fp16.

@@ -3,9 +3,8 @@
 // number of a magnitude and, in its highest bit, a sign (stored_codes in kvbench/quantizers/turboquant.py).
 //
 // Levels are fp16 numbers whose lower and upper bytes are in registers, and one byte permutation (prmt) looks up a byte
-// of four codes. Its selector is nibbles, so codes need no unpacking but masks: with the two middle bytes of a word pair
-// exchanged, a half of it has the codes of the same fields of both words. Two more permutations per four codes join lower
-// and upper bytes to pairs as a matrix instruction takes them. The eight levels of 3 bits have their signs; of 4 bits,
+// of four codes, with selectors as in tables.cuh. Two more permutations per four codes join lower and upper bytes to pairs
+// as a matrix instruction takes them. The eight levels of 3 bits have their signs; of 4 bits,
 // the eight magnitudes are looked up, and one operation per pair sets the signs.
 //
 // Levels are multiplied by a number with which fp16 holds all of them nearly exactly; LEVEL_UNITS has its inverse.
@@ -32,23 +31,6 @@ __device__ __forceinline__ Book book_of() {
   constexpr const u32(&T)[4] = BYTES_OF_LEVELS[BITS - 3];
   const u32 zero = gridDim.x >> 24;
   return {{T[0] ^ zero, T[1] ^ zero}, {T[2] ^ zero, T[3] ^ zero}};
-}
-// The fields that a selector's half has (PAIR): the first, and the distance to the second.
-CONST int first_of(int bits, int pair) { return bits == 4 ? 2 * pair : (pair & 1) + 4 * (pair >> 1); }
-CONST int next_of(int bits) { return bits == 4 ? 1 : 2; }
-// Exchanges the middle bytes of a word pair.
-__device__ __forceinline__ u32 mixed(u32 w) { return __byte_perm(w, 0u, 0x3120); }
-// Selectors of the entries of fields PAIR, in the lower half: nibbles of the first and second field of the first word,
-// then of the second word.
-//   w     word pair, mixed; with 4 bits without sign bits
-//   last  with 3 bits the word pair of the second plane, mixed; E: which eight tokens are meant. The bit of field F is at
-//         2 F + E, so it becomes bit 2 of a selector whose bits 0 and 1 are the code's upper bits.
-template <int BITS, int PAIR, int E>
-__device__ __forceinline__ u32 selectors(u32 w, u32 last) {
-  if constexpr (BITS == 4) return PAIR ? w >> 16 : w;
-  const u32 bits = (E ? last >> 1 : last) & 0x55555555u;
-  const u32 both = PAIR & 1 ? chosen(0x33333333u, w >> 2, bits) : chosen(0x33333333u, w, bits << 2);
-  return PAIR & 2 ? both >> 16 : both;
 }
 // Entries of two fields of a word pair, each as a pair of fp16 numbers.
 template <int BITS, int PAIR>

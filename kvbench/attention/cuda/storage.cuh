@@ -93,7 +93,8 @@ __device__ __forceinline__ u32 narrow(int row, int unit) {
 
 // whether a value is a factor of its group times an element that follows from the code alone (elements.cuh)
 CONST bool factored(int kind) {
-  return kind == OFFSET || kind == FOLDED || kind == FLOAT || kind == LEVELS || kind == LEVELS_READ;
+  return kind == OFFSET || kind == FOLDED || kind == FLOAT || kind == LEVELS || kind == LEVELS_READ || kind == IQ4_NL ||
+         kind == OCTAVE;
 }
 CONST int scale_bytes(int scale) { return scale == HALF ? 2 : scale == SINGLE ? 4 : scale == BYTE ? 1 : 0; }
 
@@ -146,8 +147,9 @@ struct Shape {
   // a tile has one group of keys: scores are one linear function of the products, applied with the exponential
   static constexpr bool LINEAR = KP && KA == CHANNEL && KGROUPS == 1 && !WINDOWS[P] && !SOFTCAP && !KX;
   static constexpr int KCODES = KP ? room(true, KB) : 0;
-  static constexpr int VGROUPS = VP ? D / VG : 1;  // groups of channels in a token
-  static constexpr int VPARAM = VP ? 128 * VGROUPS * scale_bytes(VSCALE) : 0;
+  static constexpr int VGROUPS = VP ? D / VG : 1;     // groups of channels in a token
+  static constexpr int VROW = VGROUPS + PADDING[P];  // scales of a token, with unused ones
+  static constexpr int VPARAM = VP ? 128 * VROW * scale_bytes(VSCALE) : 0;
   static constexpr int VCODES = VP ? room(false, VB) : 0;
   static constexpr int KCROSS = KX ? 256 : 0, VBLOCKS = VX ? 128 / KG : 1, VCROSS = VX ? VBLOCKS * 2 * D : 0;
   static CONST int value_block(int m) { return VX ? SHARES * m * 16 / KG : 0; }

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from kvbench.attention.phases import Format
-from kvbench.attention.work import FACTORED
+from kvbench.attention.work import FACTORED, TABLES
 
 #: formats of a layer: for each phase (:class:`kvbench.attention.work.Work`), that of its keys and that of its values
 Signature = tuple[tuple[Format, Format], ...]
@@ -41,7 +41,8 @@ def slot_bytes(form: Format, channels: int, key: bool = False, tile: int = 128) 
         return 0
     if form.window:
         return 8 * form.bits * pitch(channels) + 2 * groups_met(form) * (channels * 2 + 16)
-    factors = 128 // form.group * channels if form.axis == "channel" else 128 * (channels // form.group)
+    per_token = form.axis == "token"
+    factors = 128 * (channels // form.group + form.padding) if per_token else 128 // form.group * channels
     params = factors * form.group_bytes
     cross = 0 if form.kind != "cross" else 256 if key else 128 // tile * channels * 2
     return 8 * form.bits * (pitch(channels) if key else 2 * channels) + params + cross
@@ -171,6 +172,26 @@ def codebook_levels(channels: int, bits: int) -> Table:
     streams = ([p & 255 for p in patterns], [p >> 8 for p in patterns])
     words = tuple(sum(stream[first + i] << (8 * i) for i in range(4)) for stream in streams for first in (0, 4))
     return Table(words, float(ascending[-1] / factors_of(best)))
+
+
+def order_of_3_bits() -> list[int]:
+    """Return the codes of 3 bits in the order of table entries: the kernel joins their last bit above the others."""
+    return [*range(0, 8, 2), *range(1, 8, 2)]
+
+
+def table_words(kind: str, bits: int) -> tuple[int, ...]:
+    """Return the levels of a table (:data:`TABLES`) plus 128, as ``cuda/tables.cuh`` looks them up.
+
+    The result is four 32-bit numbers with four bytes each, of which 3-bit codes use two.
+    """
+    levels = TABLES[kind, bits]
+    order = order_of_3_bits() if bits == 3 else range(len(levels))
+    return words_of_bytes([levels[code] + 128 for code in order] + [0] * (16 - len(levels)))
+
+
+def words_of_bytes(entries: list[int]) -> tuple[int, ...]:
+    """Return bytes as 32-bit numbers, the first of four bytes lowest."""
+    return tuple(int.from_bytes(bytes(entries[i : i + 4]), "little") for i in range(0, len(entries), 4))
 
 
 class ByteTable(NamedTuple):

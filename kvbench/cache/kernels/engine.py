@@ -14,7 +14,8 @@ from torch import Tensor
 from kvbench.cache.kernels.jobs import Form, Job, Packed, address_table, alone, plan
 from kvbench.cache.kernels.reads import ENGINES, HALVES, format_refusal
 from kvbench.quantizers.affine import AffineQuantizer
-from kvbench.quantizers.engine.llamacpp import Q8_0, Signed
+from kvbench.quantizers.engine.amd import Octave
+from kvbench.quantizers.engine.llamacpp import IQ4NL, Q8_0, Signed
 from kvbench.quantizers.engine.vllm import NVFP4, Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead
 from kvbench.quantizers.turboquant import LevelQuantizer, TruncatingQuantizer, levels, midpoints
 
@@ -30,6 +31,8 @@ def rule(quantizer: AffineQuantizer) -> str | None:
         return "q8_0_cpu" if quantizer.even else "q8_0"
     if isinstance(quantizer, Signed):
         return "q4_0"
+    if isinstance(quantizer, Octave):
+        return "octave" if quantizer.wide is None else None
     if isinstance(quantizer, NVFP4):
         return "4over6" if quantizer.four else "nvfp4"
     if isinstance(quantizer, LevelQuantizer):
@@ -40,6 +43,7 @@ def rule(quantizer: AffineQuantizer) -> str | None:
         Fp8PerTokenHead: "fp8_head",
         Fp8: "fp8",
         Int4PerTokenHead: "int4",
+        IQ4NL: "iq4_nl",
     }
     return rules.get(type(quantizer))
 
@@ -66,7 +70,20 @@ def kernel_form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
     if isinstance(quantizer, LevelQuantizer):
         ascending = levels(channels, quantizer.bits)
         table = (*midpoints(ascending).tolist(), *ascending.tolist())
-    return Form(kind, quantizer.bits, False, group, rows, wide, parts, WARPS, scale=scale(quantizer), table=table)
+    padding = quantizer.padding if isinstance(quantizer, Octave) else 0
+    return Form(
+        kind,
+        quantizer.bits,
+        False,
+        group,
+        rows,
+        wide,
+        parts,
+        WARPS,
+        scale=scale(quantizer),
+        padding=padding,
+        table=table,
+    )
 
 
 def scale(quantizer: AffineQuantizer) -> float:
@@ -129,8 +146,8 @@ def params(segment: Any, number: int = 0) -> Tensor:
 
 
 def engine_constants(how: Form, channels: int, value: bool) -> tuple[Any, ...]:
-    """Return the values of a kernel's compile-time arguments from ``RULE`` to ``TABLE``, in their order."""
-    return how.kind, how.bits, how.group, channels, value, how.rows, how.channels, how.table
+    """Return the values of a kernel's compile-time arguments from ``RULE`` to ``PADDING``, in their order."""
+    return how.kind, how.bits, how.group, channels, value, how.rows, how.channels, how.table, how.padding
 
 
 def engine_refusal(keys: Packed, values: Packed) -> str | None:
@@ -186,6 +203,7 @@ def pack_engine_tokens(keys: Packed, values: Packed, key: Tensor, value: Tensor,
             forms[1].group,
             values.channels,
             forms[1].channels,
+            forms[1].padding,
             watch[0] is not None,
             num_warps=1,
             enable_fp_fusion=False,

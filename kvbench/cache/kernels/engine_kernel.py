@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvbench.cache.kernels.engine_math import encode_engine, encode_key, encode_value
+from kvbench.cache.kernels.engine_math import encode_engine, encode_key, encode_octave, encode_value
 
 #: word rows in a tile of 4-bit fields; with 3 bits, those of the plane of 2 bits, and of the plane of 1 bit
 WORD_ROWS = tl.constexpr(32)
@@ -52,7 +52,8 @@ def pack_engine_rows(
     x, index, upper_words, lower_words, scales, minima, record, factor, stride_token,
     start, count, line, row, head, tile, word_row, tiles, tag,
     RULE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr, TABLE: tl.constexpr, INDEXED: tl.constexpr, WATCHED: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, TABLE: tl.constexpr, PADDING: tl.constexpr, INDEXED: tl.constexpr,
+    WATCHED: tl.constexpr,
 ):  # fmt: skip
     """Quantize the tokens of some word rows of a tile, and write their codes and parameters.
 
@@ -61,7 +62,8 @@ def pack_engine_rows(
         index: if `INDEXED`, pointer to the indices of the tokens to pack; else ignored.
         upper_words: pointer to the words of codes (8 bits: of upper nibbles; 3 bits: of the upper two bits).
         lower_words: for 8 bits, pointer to the words of lower nibbles; for 3 bits, to those of the lowest bits.
-        scales: pointer to the parameters, ``[B, H, tiles * 128, groups]``; ignored by rules without parameters.
+        scales: pointer to the parameters, ``[B, H, tiles * 128, groups + PADDING]``; ignored by rules without
+            parameters.
         minima: likewise, for rules with a second parameter.
         record: pointer to where the location of the first NaN or Inf is stored.
         factor: the one scale of all keys or values.
@@ -74,6 +76,7 @@ def pack_engine_rows(
         VALUE: True for the word order of values.
         CHANNELS: `DIM`, the channels of a head, rounded up to a power of two.
         TABLE: for TurboQuant's keys, midpoints between levels and levels.
+        PADDING: number of unused parameters after those of a token.
         WATCHED: True to record NaN and Inf.
     """
     GROUPS: tl.constexpr = CHANNELS // GROUP
@@ -105,15 +108,18 @@ def pack_engine_rows(
                 codes, param, minimum = encode_value(values, there, BITS, ROWS, CHANNELS)
                 minimum = tl.minimum(tl.maximum(minimum, -65504.0), 65504.0)
                 tl.store(minima + line * (tiles * 128) + token, minimum.to(minima.dtype.element_ty), mask=valid)
+            elif RULE == "octave":
+                blocks = tl.reshape(values, (ROWS * GROUPS, GROUP))
+                codes, param = encode_octave(blocks, BITS, ROWS * GROUPS, GROUP, GROUP if GROUP < DIM else DIM)
+                codes = tl.reshape(codes, (ROWS, CHANNELS))
             else:
                 here = tl.reshape(there, (1, GROUPS, GROUP))
                 codes, param = encode_engine(tl.reshape(values, (ROWS, GROUPS, GROUP)), here, factor, RULE)
                 codes = tl.reshape(codes, (ROWS, CHANNELS))
             if RULE != "fp8":
                 column = tl.arange(0, GROUPS)
-                target = (line * (tiles * 128) + token[:, None]) * (DIM // GROUP if GROUP < DIM else 1) + column[
-                    None, :
-                ]
+                WIDTH: tl.constexpr = (DIM // GROUP if GROUP < DIM else 1) + PADDING
+                target = (line * (tiles * 128) + token[:, None]) * WIDTH + column[None, :]
                 keep = valid[:, None] & (column * GROUP < DIM)[None, :]
                 param = tl.reshape(param, (ROWS, GROUPS))
                 if scales.dtype.element_ty == tl.float16:
@@ -155,7 +161,7 @@ def pack_engine_row_tokens(
     x, index, upper_words, lower_words, scales, minima, record, factor, stride_row, stride_head, stride_token,
     start, count, first_row, first_part, heads, tiles, tag,
     RULE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr, TABLE: tl.constexpr, INDEXED: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, TABLE: tl.constexpr, PADDING: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
     """Quantize tokens and write their codes and parameters into a segment.
 
@@ -174,7 +180,7 @@ def pack_engine_row_tokens(
     pack_engine_rows(
         begin, index, upper_words, lower_words, scales, minima, record, factor, stride_token, start, count, line,
         first_row + row, head, tile, word_row, tiles, tag,
-        RULE, BITS, GROUP, DIM, VALUE, ROWS, CHANNELS, TABLE, INDEXED, True,
+        RULE, BITS, GROUP, DIM, VALUE, ROWS, CHANNELS, TABLE, PADDING, INDEXED, True,
     )  # fmt: skip
 
 
@@ -183,7 +189,7 @@ def pack_engine_layers(
     table, like, scale_like, record, offset, factor, stride_row, stride_head, stride_token,
     start, count, first_row, first_part, heads, tiles,
     RULE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr, TABLE: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, TABLE: tl.constexpr, PADDING: tl.constexpr,
 ):  # fmt: skip
     """Quantize and pack tokens of several layers, given a table of the addresses of their buffers.
 
@@ -201,7 +207,7 @@ def pack_engine_layers(
     pack_engine_row_tokens(
         x, x, upper_words, lower_words, scales, minima, record, factor, stride_row, stride_head, stride_token,
         start, count, first_row, first_part, heads, tiles, tl.load(entry + 5).to(tl.int32),
-        RULE, BITS, GROUP, DIM, VALUE, ROWS, CHANNELS, TABLE, False,
+        RULE, BITS, GROUP, DIM, VALUE, ROWS, CHANNELS, TABLE, PADDING, False,
     )  # fmt: skip
 
 
@@ -225,12 +231,14 @@ def pack_step(
     key_tiles, value_tiles,
     KEY_RULE: tl.constexpr, KEY_BITS: tl.constexpr, KEY_GROUP: tl.constexpr, KEY_DIM: tl.constexpr,
     KEY_CHANNELS: tl.constexpr, KEY_TABLE: tl.constexpr, VALUE_RULE: tl.constexpr, VALUE_BITS: tl.constexpr,
-    VALUE_GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_CHANNELS: tl.constexpr, WATCHED: tl.constexpr,
+    VALUE_GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_CHANNELS: tl.constexpr, VALUE_PADDING: tl.constexpr,
+    WATCHED: tl.constexpr,
 ):  # fmt: skip
     """Quantize and pack the key and the value of one new token per row, at places read from device memory.
 
     Grid: (B x H, 2): programs with 0 in the last dimension pack keys, those with 1 values. `places` is int32 ``[B, 2]``
-    with the index of each row's key and value in the segments, or a negative number to store nothing. The other
+    with the index of each row's key and value in the segments, or a negative number to store nothing. Only parameters
+    of values are padded. The other
     arguments are those of :func:`pack_engine_rows`, for each side.
     """
     line, side = tl.program_id(0), tl.program_id(1)
@@ -243,12 +251,12 @@ def pack_step(
                 key + wide * key_row + head * key_head, key, key_upper, key_lower, key_params, key_params, record,
                 key_factor, 0, start, 1, line, row, head, start // 128, rows_of(start, KEY_BITS), key_tiles, key_tag,
                 KEY_RULE, KEY_BITS, KEY_GROUP, KEY_DIM, False, 2 if KEY_BITS == 3 else 1, KEY_CHANNELS, KEY_TABLE,
-                False, WATCHED,
+                0, False, WATCHED,
             )  # fmt: skip
         else:
             pack_engine_rows(
                 value + wide * value_row + head * value_head, value, value_upper, value_lower, value_params,
                 value_minima, record, value_factor, 0, start, 1, line, row, head, start // 128,
                 rows_of(start, VALUE_BITS), value_tiles, value_tag, VALUE_RULE, VALUE_BITS, VALUE_GROUP, VALUE_DIM,
-                True, 2 if VALUE_BITS == 3 else 1, VALUE_CHANNELS, (), False, WATCHED,
+                True, 2 if VALUE_BITS == 3 else 1, VALUE_CHANNELS, (), VALUE_PADDING, False, WATCHED,
             )  # fmt: skip

@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kvbench.quantizers.engine import amd, llamacpp
+
 #: added to an fp32 value below 2**22, it leaves the value, rounded half to even, in the low bits
 ROUND = tl.constexpr(12582912.0)
 #: smallest scale of vLLM's formats per token and head
@@ -20,6 +22,10 @@ LEAST = tl.constexpr(9.999999974752427e-07)
 #: 1 / 6 in fp32
 SIXTH = tl.constexpr(0.1666666716337204)
 INFINITY = tl.constexpr(float("inf"))
+#: levels of iq4_nl and of octave, and the magnitude below which a block of iq4_nl is stored as zeros
+IQ4_NL = tl.constexpr(tuple(map(float, llamacpp.IQ4_NL)))
+OCTAVE_3, OCTAVE_4 = (tl.constexpr(tuple(map(float, amd.LEVELS[bits]))) for bits in (3, 4))
+TINY = tl.constexpr(llamacpp.TINY)
 
 
 @triton.jit
@@ -105,12 +111,52 @@ def error_of(x, codes, scale, factor):
     Arguments are those of :func:`e2m1_of`, and the groups' codes.
     """
     rest = x - from_e2m1(codes) * from_e4m3(scale) * factor
-    square, total = rest * rest, scale.to(tl.float32) * 0.0
+    return in_order(rest * rest)
+
+
+@triton.jit
+def in_order(x):
+    """Return the sums of groups, ``[rows, groups, 1]``, added up from the first channel to the last."""
+    total = tl.sum(x, 2, keep_dims=True) * 0.0
     place = tl.arange(0, x.shape[2])[None, None, :]
     for i in tl.static_range(x.shape[2]):
         # one element of the sum is not 0, so it is exact
-        total += tl.sum(tl.where(place == i, square, 0.0), 2, keep_dims=True)
+        total += tl.sum(tl.where(place == i, x, 0.0), 2, keep_dims=True)
     return total
+
+
+@triton.jit
+def peak_of(x, most):
+    """Return the first of the elements of each group with the largest magnitude `most`, with its sign."""
+    place = tl.arange(0, x.shape[2])[None, None, :]
+    first = tl.min(tl.where(tl.abs(x) == most, place, x.shape[2]), 2, keep_dims=True)
+    return tl.sum(tl.where(place == first, x, 0.0), 2, keep_dims=True)
+
+
+@triton.jit
+def encode_iq4_nl(x, most):
+    """Compute codes and scales of groups, as :class:`kvbench.quantizers.engine.llamacpp.IQ4NL`.
+
+    Args:
+        x: elements, fp32 ``[rows, groups, 32]``.
+        most: largest magnitudes of groups, ``[rows, groups, 1]``.
+    """
+    zero = most < TINY
+    scaled = x * inverse(exact_ratio(peak_of(x, most), IQ4_NL[0]))
+    # the levels on both sides of each element, and the code of the upper one
+    lower, upper = tl.zeros(x.shape, tl.float32) + IQ4_NL[0], tl.zeros(x.shape, tl.float32) + IQ4_NL[1]
+    codes = tl.zeros(x.shape, tl.int32) + 1
+    for i in tl.static_range(1, 15):
+        above = scaled >= IQ4_NL[i]
+        lower, upper = tl.where(above, IQ4_NL[i], lower), tl.where(above, IQ4_NL[i + 1], upper)
+        codes = tl.where(above, i + 1, codes)
+    nearer = scaled - lower < upper - scaled
+    level, weight = tl.where(nearer, lower, upper), x * x
+    codes = codes - nearer.to(tl.int32)
+    top, below = in_order(weight * level * x), in_order(weight * level * level)
+    some = (zero == 0) & (below > 0.0)
+    param = tl.where(some, tl.div_rn(top, tl.where(below > 0.0, below, 1.0)), 0.0)
+    return tl.where(zero, 0, codes), param
 
 
 @triton.jit
@@ -162,11 +208,10 @@ def encode_engine(x, here, factor, RULE: tl.constexpr):
         steps = tl.div_rn(tl.full(most.shape, 127.0, tl.float32), tl.where(most == 0.0, 1.0, most))
         codes = ((x * steps + ROUND).to(tl.int32, bitcast=True) & 0xFF) ^ 0x80
     elif RULE == "q4_0":
-        place = tl.arange(0, x.shape[2])[None, None, :]
-        first = tl.min(tl.where(tl.abs(x) == most, place, x.shape[2]), 2, keep_dims=True)
-        peak = tl.sum(tl.where(place == first, x, 0.0), 2, keep_dims=True)
-        param = exact_ratio(peak, -8.0)
+        param = exact_ratio(peak_of(x, most), -8.0)
         codes = tl.minimum(tl.maximum((x * inverse(param) + 8.5).to(tl.int32), 0), 15)
+    elif RULE == "iq4_nl":
+        codes, param = encode_iq4_nl(x, most)
     else:  # nvfp4, 4over6
         wanted = exact_ratio(most * SIXTH, factor)
         param = to_e4m3(wanted)
@@ -237,6 +282,28 @@ def encode_key(
         # a sign, 1 for negative levels, and the index of the level's magnitude
         codes = tl.where(order < 8, 15 - order, order - 8)
     return codes, norm
+
+
+@triton.jit
+def encode_octave(x, BITS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, COUNT: tl.constexpr):
+    """Compute codes, int32 in the shape of `x`, and scales, fp32 ``[ROWS]``, of blocks of octave.
+
+    Args:
+        x: blocks, fp32 ``[ROWS, SIZE]``, of which the first COUNT channels exist; the others are 0.
+    """
+    LEVELS: tl.constexpr = OCTAVE_3 if BITS == 3 else OCTAVE_4
+    squares = ordered_sum(x * x, ROWS, SIZE)
+    root = tl.maximum(tl.sqrt_rn(exact_ratio(squares, COUNT * 1.0)), 1e-12)
+    scaled = tl.div_rn(x, tl.broadcast_to(root[:, None], (ROWS, SIZE))) * (59.0 if BITS == 3 else 46.0)
+    codes = tl.zeros((ROWS, SIZE), tl.int32)
+    level = tl.zeros((ROWS, SIZE), tl.float32) + LEVELS[0]
+    for i in tl.static_range(1, 2**BITS):
+        above = scaled > (LEVELS[i - 1] + LEVELS[i]) / 2  # the lower level at a tie
+        codes += above.to(tl.int32)
+        level = tl.where(above, LEVELS[i], level)
+    product = ordered_sum(x * level, ROWS, SIZE)
+    scale = tl.where(product > 0.0, tl.div_rn(squares, tl.maximum(product, 1e-30)), 0.0) * 64.0
+    return codes, scale
 
 
 @triton.jit

@@ -75,6 +75,7 @@ class Form:
         window: if groups may cross tile boundaries (LogQuant), the number of tokens per block that is divided into
             groups; else 0.
         scale: the one scale of all tokens, in engine formats that have one (:mod:`kvbench.cache.kernels.engine`).
+        padding: number of unused parameters after those of a token, in engine formats that have them.
         table: for TurboQuant's keys, the midpoints between levels, then the levels, in ascending order.
         rank: index of the threshold of clipping among a token's sorted absolute values
             (:mod:`kvbench.cache.kernels.clipped`).
@@ -92,6 +93,7 @@ class Form:
     warps: int = 2
     window: int = 0
     scale: float = 1.0
+    padding: int = 0
     table: tuple[float, ...] = ()
     rank: int = 0
     balance: str = ""

@@ -120,6 +120,8 @@ ENGINES = Rows(
         Reads("q8_0", (8,), {"token": (32,)}),
         Reads("q8_0_cpu", (8,), {"token": (32,)}),
         Reads("q4_0", (4,), {"token": (32,)}),
+        Reads("iq4_nl", (4,), {"token": (32,)}),
+        Reads("octave", (3, 4), {"token": (64, HEAD)}),
         Reads("nvfp4", (4,), {"token": (16,)}),
         Reads("4over6", (4,), {"token": (16,)}),
         Reads("levels", (3, 4), {"token": (HEAD,)}),
@@ -131,5 +133,5 @@ ENGINES = Rows(
 CLIPPED = Rows((Reads("clipped", (2,), {"token": (HEAD,)}, heads=(16, 32, 64, 128, 256)),))
 #: what ``kvarn_kernel`` packs; groups are the tokens of a tile, on either axis of the rounding
 BALANCED = Rows((Reads("balanced", (2, 3, 4, 8), {"channel": (64, 128)}, heads=(64, 128)),))
-#: what ``nuq_kernel`` packs (KVQuant)
+#: what ``nuq.cu`` packs (KVQuant)
 LOOKED_UP = Rows((Reads("codebook", (2, 3, 4), {"channel": (HEAD,), "token": (HEAD,)}, heads=(16, 32, 64, 128, 256)),))

@@ -15,6 +15,7 @@ from kvbench.errors import ConfigError
 from kvbench.quantizers.affine import Parameter
 from kvbench.quantizers.engine.base import E2M1, SIGN, TokenQuantizer, from_e2m1
 from kvbench.quantizers.packing import look_up
+from kvbench.quantizers.turboquant import ordered_sum
 
 #: bias of the exponent byte of a power of two
 BIAS = 127
@@ -83,15 +84,19 @@ class Octave(TokenQuantizer):
 
     Args:
         block: channels per block; None for all channels of a head.
-        wide: number of first channels that have 4 bits, if the others have 3; None if all have `bits`.
+        wide: number of first channels that have 4 bits, if the others have 3, which no kernel reads; None if all have
+            `bits`.
         padding: number of unused fp16 numbers that each token and head is padded with.
     """
 
     stored = (torch.float16,)
+    #: factor on the stored scales
+    factor = 1 / FIXED
 
     def __init__(self, bits: int, block: int | None, wide: int | None = None, padding: int = 0) -> None:
         self.bits, self.group_size, self.padding = bits, block, padding
         self.wide = None if wide is None or bits == 3 else wide
+        self.kind = "octave" if self.wide is None else "engine"
         super().__init__()
 
     def __repr__(self) -> str:
@@ -151,11 +156,11 @@ def looked_up(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         The codes, uint8 in the shape of `x`, and the scales times :data:`FIXED`, fp32 ``[..., blocks]``.
     """
     levels = levels_like(bits, x)
-    squares = x.pow(2).sum(-1, keepdim=True)
+    squares = ordered_sum(x.square())
     size = torch.full((), x.shape[-1], dtype=torch.float32, device=x.device)
     root = (squares / size).sqrt().clamp(min=1e-12)
     codes = torch.bucketize(x / root * DEVIATION[bits], (levels[1:] + levels[:-1]) / 2)
-    product = (x * levels[codes]).sum(-1, keepdim=True)
+    product = ordered_sum(x * levels[codes])
     scale = torch.where(product > 0, squares / product.clamp(min=1e-30), 0.0) * FIXED
     return codes.to(torch.uint8), scale.squeeze(-1)
 

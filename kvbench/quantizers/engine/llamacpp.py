@@ -152,6 +152,7 @@ class IQ4NL(TokenQuantizer):
     Bytes per token and head: ``D / 2 + D / 32 * 2`` (4.5 bits per element).
     """
 
+    kind = "iq4_nl"
     bits = 4
     group_size = BLOCK
     stored = (torch.float16,)

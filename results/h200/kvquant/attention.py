@@ -70,8 +70,8 @@ def layer(heads: int, bits: int, tokens: int, seed: int) -> tuple[Work, NuqSegme
     counts = [[(0, 0, tokens)]]
     table = torch.tensor(counts, dtype=torch.int32, device=device)
     work = Work([(looked_up(keys), looked_up(values))], table, counts, heads, CHANNELS, CHANNELS, tokens)
-    fine, near, coarse = rotation_tables(rotated, CHANNELS, device, tokens)
-    work.rope = Rope(torch.zeros(1, dtype=torch.int32, device=device), fine, near, coarse)
+    fine, coarse = rotation_tables(rotated, CHANNELS, device, tokens)
+    work.rope = Rope(torch.zeros(1, dtype=torch.int32, device=device), fine, coarse)
     return work, keys, values
 
 
