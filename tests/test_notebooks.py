@@ -15,8 +15,9 @@ def content(name: str) -> dict:
     return json.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
-def test_there_is_one_for_each_paper_one_for_a_trained_model_and_one_for_a_method():
-    assert NAMES == ["cocktail.ipynb", "logquant.ipynb", "quantspec.ipynb", "real_model.ipynb", "your_own_method.ipynb"]
+def test_there_is_one_for_each_paper_for_a_trained_model_for_long_answers_and_for_a_method():
+    named = ["cocktail", "logquant", "long_answers", "quantspec", "real_model", "your_own_method"]
+    assert [Path(name).stem for name in NAMES] == named
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,6 +18,7 @@ def all_rules() -> Iterator[Rule]:
     from experiments.checks.h200_tables import h200_table_rules
     from experiments.checks.methods import method_rules
     from experiments.checks.mini import mini_rules
+    from experiments.checks.reason import reason_rules
     from experiments.checks.written import written_rules
     from experiments.efficiency.latency import latency_rules
     from experiments.fit import fit_blocks
@@ -25,5 +26,6 @@ def all_rules() -> Iterator[Rule]:
 
     for rules in (h200_rules, h200_table_rules, mini_rules, format_rules, latency_rules, method_rules, written_rules):
         yield from rules()
+    yield from reason_rules()
     yield from page_blocks()
     yield from fit_blocks()

@@ -1,8 +1,8 @@
-"""``python -m experiments.reason``: run all settings on tiny-reason, and fold them into results/tiny-reason.
+"""``python -m experiments.reason``: run all settings on tiny-reason, and fold them into results/tiny-reason/reason.
 
-The model is trained first, by ``python -m experiments.tiny.train experiments/tiny/reason.yaml``.
 One run a setting, of the longest answers. The same command resumes an interrupted one; ``--fold-only`` makes the tables
-of what is there. ``--lines`` makes the task harder (more lines are more alike) or easier.
+of what is there. ``--lines`` makes the task harder (more lines are more alike) or easier. Another model has its
+tables in results/MODEL/reason.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ def parse_reason_options(given: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = measured.table_parser("experiments.reason", __doc__, "results/runs/reason", batch=8, limit=100)
     parser.add_argument("--lines", type=int, default=128, help="lines of a program (default: %(default)s)")
-    parser.set_defaults(model="./results/tiny-reason/run/model", out=Path("results/tiny-reason"))
-    return measured.set_chosen(parser, parser.parse_args(given), SETTINGS, "results/tiny-reason")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the programs (default: %(default)s)")
+    parser.set_defaults(model="tiny-reason")
+    return measured.set_chosen(parser, parser.parse_args(given), SETTINGS, "results/tiny/reason")
 
 
 @reporting("interrupted; run the same command again to resume")
@@ -32,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, write the tables, and return the exit status."""
     given = sys.argv[1:] if argv is None else argv
     arguments = parse_reason_options(given)
-    runs = longest_answers(arguments.lines, arguments.limit)
-    fold = partial(fold_reason, lines=arguments.lines, limit=arguments.limit)
+    programs = {"lines": arguments.lines, "limit": arguments.limit, "seed": arguments.seed}
+    runs, fold = longest_answers(**programs), partial(fold_reason, **programs)
     return measured.make_table(
         measured.Table("experiments.reason", lambda _: runs, fold, stored_programs), arguments, given
     )

@@ -136,12 +136,13 @@ def test_a_resumed_training_equals_one_in_one_go_and_saves_a_model_that_reads_th
 
 
 def test_noise_changes_the_training_alone(tmp_path) -> None:
-    plain = train_model(config(tmp_path / "plain"), stop_after=2)
+    plain = train_model(config(tmp_path / "plain", "run.noise=0"), stop_after=2)
     noisy = train_model(config(tmp_path / "noisy", "run.noise=0.5", "run.quiet=0"), stop_after=2)
     assert any(
         not torch.equal(a, b) for a, b in zip(plain.network.parameters(), noisy.network.parameters(), strict=True)
     )
-    quiet = train_model(config(tmp_path / "quiet", "run.noise=0.5"), stop_after=2)  # the first half has none
+    # the first half has none
+    quiet = train_model(config(tmp_path / "quiet", "run.noise=0.5", "run.quiet=0.5"), stop_after=2)
     for a, b in zip(plain.network.parameters(), quiet.network.parameters(), strict=True):
         assert torch.equal(a, b)
     ids = torch.arange(40)[None]

@@ -1,0 +1,58 @@
+"""Figures of results/tiny-reason, in its own page, in the bundled model's README and in the recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from experiments.checks.rules import Block, Rule, Text
+from experiments.reason.fold import BUNDLED_NOISE, lengths_table, trainings_table
+from experiments.stored import ROOT, csv_rows, load_result_json
+from kvbench.metrics.fidelity import mcnemar
+from kvbench.metrics.intervals import newcombe
+
+FOLDER, TABLE = "results/tiny-reason", "results/tiny-reason/reason"
+NOISE, LOG, PAGE = f"{FOLDER}/noise.json", f"{FOLDER}/train_log.jsonl", f"{FOLDER}/README.md"
+MODEL, RECIPE = "kvbench/models/tiny-reason/README.md", "experiments/tiny/reason.yaml"
+
+
+def reason_rules() -> Iterator[Rule]:
+    """Yield the rules."""
+    measured = load_result_json(NOISE)
+    (bundled,) = (one for one in measured["trainings"] if one["noise"] == BUNDLED_NOISE)
+    yield Block(PAGE, trainings_table(measured), NOISE, "trainings")
+    yield Block(MODEL, trainings_table({**measured, "trainings": [bundled]}), NOISE, "bundled")
+    lengths, steps = f"{TABLE}/lengths.csv", f"{TABLE}/steps.csv"
+    if (ROOT / TABLE / "table.md").exists():
+        yield Block(f"{TABLE}/table.md", lengths_table(csv_rows(lengths), csv_rows(steps)), f"{lengths}, {steps}")
+    yield from _of_the_training(bundled)
+    yield from _of_two_bits(measured["n"], measured["trainings"], bundled)
+
+
+def _of_the_training(bundled: dict[str, Any]) -> Iterator[Rule]:
+    """Yield what is said of the length of the bundled model's training."""
+    last = json.loads((ROOT / LOG).read_text(encoding="utf-8").splitlines()[-1])
+    steps, tokens, seconds = last["step"], last["tokens"], last["seconds"]
+    assert (steps, tokens) == (bundled["steps"], bundled["tokens"]), f"{LOG} is of another training than {NOISE}"
+    yield Text(MODEL, LOG, f"AdamW, {steps} steps of {tokens / steps} tokens ({tokens / 1e6}M tokens) in {seconds} s")
+    yield Text(RECIPE, LOG, f"# The bundled model is the outcome: {seconds} s, {steps} steps, {tokens / 1e6}M tokens")
+
+
+def _of_two_bits(n: int, trainings: list[dict[str, Any]], bundled: dict[str, Any]) -> Iterator[Rule]:
+    """Yield what is said of kivi int2, and of fp16 and kivi int4, which lose no answer."""
+    for training in trainings:
+        for name in ("fp16", "kivi int4"):
+            assert set(training["settings"][name]["right"].values()) == {n}, f"{NOISE}: {name} loses answers"
+    at = bundled["settings"]["kivi int2"]["right"]
+    lost = n - at["50"]
+    low, high = newcombe(at["50"], 0, lost, 0)
+    yield Text(
+        MODEL, NOISE, f"int2 is right in {at['50']} of {n} programs and fp16 in {n}: {100 * lost / n} points less"
+    )
+    yield Text(MODEL, NOISE, f"interval from {100 * low} to {100 * high}, and p = {mcnemar(lost, 0)} in McNemar's")
+    first, *others = (training["settings"]["kivi int2"]["right"]["8000"] for training in trainings)
+    noises = [training["noise"] for training in trainings]
+    yield Text(RECIPE, NOISE, f"fp16 and kivi int4 all, kivi int2 {first}. The noise")
+    more = ", ".join(f"with {noise} {right}" for noise, right in zip(noises[1:], others, strict=True))
+    yield Text(RECIPE, NOISE, f"2 bits break (right {more}, all else being equal")
