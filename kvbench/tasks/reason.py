@@ -31,6 +31,9 @@ from kvbench.tasks.programs import (
 )
 from kvbench.util.schema import MOST, bounded
 
+#: most lines of a program
+MOST_LINES = 160
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reason(Task):
@@ -48,7 +51,7 @@ class Reason(Task):
 
     name: str = "reason"
     lengths: tuple[int, ...] = bounded((50, 2000), minimum=2)
-    lines: int = bounded(128, minimum=8, maximum=160)
+    lines: int = bounded(128, minimum=8, maximum=MOST_LINES)
     limit: int = bounded(100, minimum=1, maximum=10_000)
     seed: int = bounded(0, minimum=0, maximum=MOST)
 
@@ -60,11 +63,12 @@ class Reason(Task):
                 hint = f"dataset.lengths=[{length + 1}]"
                 raise ConfigError("dataset.lengths", length, "is odd, but a step has two tokens", hint=hint)
         if max(self.lengths) > 2 * self._period:
+            lines = -(-max(self.lengths) // NUMBERS)
             raise ConfigError(
                 "dataset.lengths",
                 max(self.lengths),
                 f"is too long: the trace of a program of {self.lines} lines may repeat after {2 * self._period} tokens",
-                hint=f"dataset.lines={min(160, -(-max(self.lengths) // NUMBERS))}",
+                hint=f"dataset.lines={lines}" if lines <= MOST_LINES else f"dataset.lengths=[{2 * self._period}]",
             )
 
     def fits(self, config: Setup) -> None:

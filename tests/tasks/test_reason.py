@@ -58,6 +58,7 @@ def test_the_preset_is_the_data_set_with_its_defaults() -> None:
     [
         ({"lengths": (51,)}, r"dataset\.lengths=\[52\]"),
         ({"lengths": (8000,), "lines": 64}, r"dataset\.lines=125"),
+        ({"lengths": (50, 20000)}, r"dataset\.lengths=\[8192\]"),
         ({"lengths": ()}, "must not be empty"),
     ],
 )
