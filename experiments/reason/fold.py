@@ -81,14 +81,13 @@ def fold_reason(stored: Mapping[str, Stored], lines: int, limit: int, seed: int 
     steps = [
         {"sample": key, **{name: str(steps[i] or "") for name, steps in wrong.items()}} for i, key in enumerate(answers)
     ]
-    text = [
-        f"{limit} programs of {lines} lines, seed {seed}; answers right at their end, %, with Wilson's 95 % interval"
-    ]
+    kind = f"programs of {lines} lines, seed {seed}"
+    text = [f"{limit} {kind}; answers right at their end, %, with Wilson's 95 % interval"]
     text += ["", lengths_table(lengths, steps)]
     missing = [name for name in runs if name not in full]
     text += [f"Left out, with fewer samples: {', '.join(missing)}", ""] if missing else []
     files = {"lengths.csv": as_csv(columns, lengths), "steps.csv": as_csv(["sample", *wrong], steps)}
-    return Folded("\n".join(text), files, {"programs": limit, "settings": len(stored)})
+    return Folded("\n".join(text), files, {kind: limit, "settings": len(full)})
 
 
 def lengths_table(lengths: Sequence[Mapping[str, str]], steps: Sequence[Mapping[str, str]]) -> str:

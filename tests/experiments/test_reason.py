@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from experiments.measured import Stored
-from experiments.reason.__main__ import stored_programs
-from experiments.reason.fold import LENGTHS, first_wrong, fold_reason
+from experiments.place import Choice, place_result
+from experiments.reason.__main__ import main, stored_programs
+from experiments.reason.fold import BUNDLED_NOISE, LENGTHS, first_wrong, fold_reason
+from experiments.stored import ROOT
 from experiments.tiny.circuits import draw_circuits
-from experiments.tiny.config import ReasonConfig, read_train_config
+from experiments.tiny.config import ReasonConfig, length_at, rate_at, read_train_config
 from experiments.tiny.mix import ANSWER, FIRST, NONE
 from experiments.tiny.model import Network
 from experiments.tiny.reason import TraceRows
@@ -73,6 +75,19 @@ def test_rows_are_programs_with_as_much_of_their_trace_as_fits(length: int) -> N
             register = str((int(register) + int(table[label][0])) % 64)
             assert words[i : i + 2] == [label, register]
     assert len(sizes) > 1
+
+
+def test_the_log_of_the_bundled_model_is_of_the_recipe() -> None:
+    recipe = read_train_config(CONFIG)
+    assert recipe.run.noise == BUNDLED_NOISE and recipe.run.seconds is not None
+    log = [json.loads(row) for row in (ROOT / "results" / "tiny-reason" / "train_log.jsonl").read_text().splitlines()]
+    assert abs(log[-1]["seconds"] - recipe.run.seconds) < 0.1
+    for row in log:
+        progress = row["seconds"] / recipe.run.seconds
+        assert row["tokens"] == row["step"] * recipe.run.batch_tokens
+        # rows are made a few steps ahead
+        assert row["length"] in (length_at(recipe.phases, progress), length_at(recipe.phases, progress - 0.01))
+        assert row["rate"] == pytest.approx(rate_at(recipe.optimizer, row["step"] - 1, progress), rel=0.01, abs=1e-6)
 
 
 def test_first_weights_look_words_up() -> None:
@@ -180,8 +195,26 @@ def test_the_table_reads_each_answer_at_each_length(tmp_path) -> None:
     with (tmp_path / "steps.csv").open() as handle:
         assert [line["kivi 2"] for line in csv.DictReader(handle)] == ["501", "501", "", "4000"]
     assert "Left out, with fewer samples: short" in folded.text
-    assert stored_programs(tmp_path) == {"programs": 4, "settings": 2}
+    assert stored_programs(tmp_path) == folded.counts == {"programs of 128 lines, seed 0": 4, "settings": 2}
+    other = place_result(tmp_path, Choice(), {"programs of 128 lines, seed 1": 4, "settings": 2}, folded.counts)
+    assert other.refused and "programs of 128 lines, seed 0: 0 in place of 4" in other.said
     assert fold_reason({"fp16": stored({}, 3)}, 128, 4).text == "fp16 has 3 of 4 samples"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lines", "1"], "dataset.lines=1"),
+        (["--lines", "-5"], "dataset.lines=-5"),
+        (["--lines", "64"], "dataset.lines=125"),
+        (["--seed", "-1"], "dataset.seed=-1"),
+        (["--limit", "20000"], "dataset.limit=20000"),
+    ],
+)
+def test_programs_that_cannot_be_are_one_error(options: list[str], message: str, capsys) -> None:
+    assert main([*options, "--fold-only"]) == 2
+    said = capsys.readouterr()
+    assert message in said.err and said.err.count("error:") == 1 and "skipped" not in said.err and not said.out
 
 
 def test_a_missing_step_is_wrong() -> None:
