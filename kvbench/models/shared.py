@@ -84,8 +84,7 @@ def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any],
     (:func:`kvbench.profiling.device.limited`).
     """
     global _shelf
-    apart = runtime.tensor_parallel is not None or (runtime.memory_limit_gb is not None and not _on_gpu(runtime))
-    if not _depth or apart:
+    if not _depth or _apart(runtime):
         if _shelf is not None and not _shelf.users:
             free()
         return load(model, runtime)
@@ -101,11 +100,13 @@ def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any],
     return _shelf.loaded
 
 
-def _on_gpu(runtime: Runtime) -> bool:
-    """Return True if a model's devices are GPUs, where torch's allocator counts whatever the process holds."""
+def _apart(runtime: LimitedRuntime) -> bool:
+    """Return True if a model cannot be shared: see :func:`take`. On a GPU, torch counts whatever the process holds."""
     from kvbench.models.devices import homes
 
-    return all(device.type == "cuda" for device in homes(runtime))
+    if runtime.tensor_parallel is not None or runtime.memory_limit_gb is None:
+        return runtime.tensor_parallel is not None
+    return any(device.type != "cuda" for device in homes(runtime))
 
 
 def give_back(loaded: LoadedModel) -> None:

@@ -7,7 +7,6 @@ overrides.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import re
 import socket
@@ -95,7 +94,9 @@ def import_bm25s() -> Any:
         os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # for a JAX that was imported before
     try:
-        return importlib.import_module("bm25s")
+        import bm25s
+
+        return bm25s
     except ImportError as error:
         raise ModelError(NO_BM25S) from error
     finally:

@@ -390,6 +390,7 @@ def test_what_no_store_can_serve_is_refused_before_the_first_token(monkeypatch):
     def attention_of(module, *args, **kwargs):
         raise AssertionError("no token is read")
 
+    load_method("fp16").detach(llama)  # the model is shared between tests
     assert not hands_over(attention, "position_bias")
     monkeypatch.setattr(attention, "forward", forward)
     with pytest.raises(ModelError, match="LlamaForCausalLM hands 'position_bias' to its attention"):

@@ -70,7 +70,8 @@ def test_exact_tokens_have_16_or_32_bits():
 def stub(keys, values):
     """The attributes of a layer of one row that :func:`divide_into_phases` reads."""
     stores = Store(keys), Store(values)
-    return SimpleNamespace(batch=1, stores=lambda: stores, pairs=set(), window=None, rope=None)
+    method = SimpleNamespace(reading_order=lambda layer, rows: None)
+    return SimpleNamespace(batch=1, stores=lambda: stores, pairs=set(), window=None, rope=None, method=method)
 
 
 def exact(tokens, start=0):

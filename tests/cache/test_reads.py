@@ -21,7 +21,7 @@ from kvbench.cache.segments.codebook import NuqFormat, NuqSegment  # noqa: E402
 from kvbench.cache.segments.rolling import RollingSegment  # noqa: E402
 from kvbench.quantizers.affine import AffineQuantizer  # noqa: E402
 from kvbench.quantizers.atom import AtomQuantizer  # noqa: E402
-from kvbench.quantizers.engine.llamacpp import IQ4NL, Signed  # noqa: E402
+from kvbench.quantizers.engine.llamacpp import Signed  # noqa: E402
 from kvbench.quantizers.kvarn import KvarnQuantizer  # noqa: E402
 from kvbench.quantizers.oscar import OscarQuantizer  # noqa: E402
 from kvbench.quantizers.spec import PLANES  # noqa: E402
@@ -73,7 +73,6 @@ UNKNOWN = [
     (lambda: WindowedQuantizer(5, 42), 64, "windows of 42 tokens in 5-bit codes"),
     (lambda: WindowedQuantizer(2, 13, 8), 64, "windows of 13 tokens in groups of 6 tokens"),
     (lambda: Other(4, 32), 64, "codes of Other"),
-    (lambda: IQ4NL(), 64, "codes of IQ4NL"),
     (lambda: AffineQuantizer(4, 48), 64, "groups of 48 tokens"),
     (lambda: AffineQuantizer(4, 40, "token"), 40, "groups of 40 channels"),
     (lambda: AffineQuantizer(4, 32), 40, "heads of 40 channels"),
