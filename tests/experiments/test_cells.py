@@ -110,6 +110,7 @@ def nothing_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs_module, "predicted", lambda *point: row)
 
 
+@pytest.mark.slow  # it predicts the time of every job
 def test_jobs_fill_all_that_is_missing_and_the_bench_takes_their_commands(nothing_measured: None) -> None:
     made = jobs_module.all_jobs()
     missing = sum(state.kind == states.MISSING for item in states.timed_items() for state in states.cell_states(item))
