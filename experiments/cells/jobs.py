@@ -15,15 +15,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from experiments.cells.states import PAPERS, answered, places, stored_source, timed_items
-from experiments.data import point_overrides
+from experiments.cells.states import answered, places, stored_source, timed_items
 from experiments.fold import forced
 from experiments.fold.analytic import length
 from experiments.fold.grid import Source
 from experiments.fold.points import OLDER, canonical
-from experiments.item import Column, Computed, Grid, Model
+from experiments.item import Column, Computed, Grid
 from experiments.predict import ASSUMED, GPU
-from experiments.runs import RANDOM, TEXTS, run_of
+from experiments.runs import RANDOM, TEXTS
 from experiments.speculation import MODELS
 from kvbench.bench.choices import shape_of
 from kvbench.bench.prediction import Case, PredictedRow
@@ -55,13 +54,11 @@ class Job:
         model: preset of the model.
         data: ``efficiency`` or ``speculation``.
         command: arguments of ``python -m kvbench.bench``.
-        overrides: what ``python -m kvbench`` would have for the same point; empty for speculation.
         calibrate: arguments of ``python -m kvbench.calibrate`` that must have run before; empty: none.
         cells: number of cells that it is expected to fill, with those of larger batches where memory ends.
         again: number of cells that it measures again, which older code had filled (:func:`stale`).
         more: value of the job beyond its cells: a comparison that the paper makes rests on it.
         seconds: expected time on one H200, without loading the model.
-        gib: expected peak of memory.
         ends: what it is a batch of, with the batch: once memory has ended, larger batches are not tried.
     """
 
@@ -69,11 +66,9 @@ class Job:
     model: str
     data: str
     command: tuple[str, ...]
-    overrides: tuple[str, ...]
     calibrate: tuple[str, ...]
     cells: int
     seconds: float
-    gib: float
     ends: tuple[str, int] | None = None
     again: int = 0
     more: int = 0
@@ -149,9 +144,9 @@ def point_jobs() -> list[Job]:
             if ended:  # a smaller batch should have ended memory already: tried if it did not
                 items = []
             ended = ended or not fits
-            jobs.append(_point_job(point, items or points[point][:1], len(items), seconds, peak, name))
+            jobs.append(_point_job(point, items or points[point][:1], len(items), seconds, name))
     for point, items in again.items():
-        job = _point_job(point, items, 0, *_cost(point), "")
+        job = _point_job(point, items, 0, _cost(point)[0], "")
         if "reorder=false" in point.setting:
             job = replace(job, cells=len(items), seconds=job.seconds + IN_PLACE, more=10)
         else:
@@ -160,25 +155,21 @@ def point_jobs() -> list[Job]:
     return jobs
 
 
-def _point_job(point: _Point, items: Sequence[str], cells: int, seconds: float, peak: float, name: str) -> Job:
+def _point_job(point: _Point, items: Sequence[str], cells: int, seconds: float, name: str) -> Job:
     new = ("--new-tokens", str(point.new_tokens), "--repeats", "1")
     limit = () if point.memory_gb is None else ("--memory-limit-gb", f"{point.memory_gb:g}")
     compiled = ("--compile",) if "runtime.compile=true" in point.options else ()
     at = ("--contexts", str(point.prompt), "--batches", str(point.batch))
-    column = Column("", "efficiency", prompt=point.prompt, batch=point.batch, new_tokens=point.new_tokens,
-                    memory_gb=point.memory_gb, options=point.options)  # fmt: skip
     return Job(
         tuple(dict.fromkeys(items)),
         point.model,
         "efficiency",
         ("memory", "--model", point.model, "--settings", point.setting, *at, *new, *limit, *compiled),
-        run_of(point.setting, point.model, point_overrides([column], Model(point.model)), PAPERS).overrides,
         ("--model", point.model, "--text", *TEXTS, *RANDOM, "--bits", "4")
         if point.setting.split(":")[0] == "kvquant"
         else (),
         cells,
         round(seconds, 1),
-        round(peak, 1),
         (name, point.batch),
     )
 
@@ -235,7 +226,6 @@ def _speculation_job(model: str, context: int, cases: dict[str, list[str]]) -> J
     row = predicted(model, "fp16", context, 1, 2)
     tokens = TOKENS * (len(GAMMAS) + BLOCKS + 1)
     seconds = sum(CASE[case] for case in ordered) + len(ordered) * tokens * row.expected_tpot_s
-    peak = row.decode_peak_bytes / GIB * 1.25 + 2
     command = ("speculation", "--points", f"{model}:1:{context}", "--cases", *ordered, "--gammas", *map(str, GAMMAS))
     command += ("--side-gammas", *map(str, GAMMAS), "--blocks", str(BLOCKS), "--tokens", str(TOKENS), "--no-auto")
     return Job(
@@ -244,10 +234,8 @@ def _speculation_job(model: str, context: int, cases: dict[str, list[str]]) -> J
         "speculation",
         command,
         (),
-        (),
         len(items),
         round(seconds, 1),
-        round(peak, 1),
     )
 
 

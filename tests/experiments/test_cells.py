@@ -44,14 +44,14 @@ def _nothing_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 def job(model: str, setting: str, batch: int = 1, seconds: float = 1.0, **more: Any) -> Job:
     at = ("--contexts", "64", "--batches", str(batch), "--new-tokens", "4", "--repeats", "1")
     command = ("memory", "--model", model, "--settings", setting, *at)
-    given = {"cells": 1, "gib": 1.0, "ends": (setting, batch), "calibrate": (), "overrides": (), **more}
+    given = {"cells": 1, "ends": (setting, batch), "calibrate": (), **more}
     return Job(("cocktail/figure4",), model, "efficiency", command, seconds=seconds, **given)
 
 
 def speculation(model: str, *cases: str) -> Job:
     command = ("speculation", "--points", f"{model}:1:64", "--cases", *cases, "--gammas", "2", "--side-gammas", "2")
     command += ("--blocks", "1", "--tokens", "4", "--no-auto", "--no-compile")
-    return Job(("quantspec/table4",), model, "speculation", command, (), (), 2, 1.0, 1.0)
+    return Job(("quantspec/table4",), model, "speculation", command, (), 2, 1.0)
 
 
 def plain(*jobs: Job) -> list[dict[str, Any]]:
@@ -120,7 +120,6 @@ def test_jobs_fill_all_that_is_missing_and_the_bench_takes_their_commands(nothin
     for one in made[::7]:
         args = bench_parser(one.command[0]).parse_args(list(one.command))
         assert one.data == "speculation" or (args.memory_limit_gb in (None, 44.7, 48.0) and len(args.batches) == 1)
-        assert one.data == "speculation" or "model.weights=random" in one.overrides
     quantized = [one for one in made if "kvquant" in one.command]
     assert quantized and all("--random" in one.calibrate for one in quantized)
 

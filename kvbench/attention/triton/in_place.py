@@ -98,7 +98,7 @@ class _Launch:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the kernel is compiled for."""
+        """Key of a compiled kernel: launches with equal keys share one."""
         sinks = None if self.sinks is None else self.sinks.dtype
         return TABLES, self.query.device, self.query.dtype, sinks, self.fixed, self.warps
 
