@@ -1,7 +1,7 @@
 """The tables of long answers: the share of traces that are right at their end, by setting and length.
 
 Greedy answers of one run of the longest length are read at every length: the beginning of an answer is the answer of a
-run that ends there. :func:`trainings_table` has the same of four trainings of tiny-reason, which differ in their noise.
+run that ends there. :func:`trainings_table` has the same of trainings of tiny-reason that differ in their noise.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTINGS = tuple(Setting(name, "", setting) for name, setting in _SETTINGS.items
 LENGTHS = (50, 2000, 4000, 8000)
 RUN = "reason"
 #: noise of the training whose model is bundled
-BUNDLED_NOISE = 0.12
+BUNDLED_NOISE = 0.07
 
 
 def longest_answers(lines: int, limit: int, seed: int) -> dict[str, list[str]]:
