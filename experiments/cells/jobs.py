@@ -19,7 +19,7 @@ from experiments.cells.states import answered, places, stored_source, timed_item
 from experiments.fold import forced
 from experiments.fold.analytic import length
 from experiments.fold.grid import Source
-from experiments.fold.points import OLDER, canonical
+from experiments.fold.points import OLDER, TRITON, canonical
 from experiments.item import Column, Computed, Grid
 from experiments.predict import ASSUMED, GPU
 from experiments.runs import RANDOM, TEXTS
@@ -100,9 +100,9 @@ def stale(source: Source) -> bool:
     """Return True if steps of a point are slower in its file than they are now, so that others cannot stand beside it.
 
     They are from before the kernel for products of 2 to 16 rows, or eager, from before one that reads runs in place
-    (Table V without module II).
+    (Table V without module II), or from before the CUDA kernel read LogQuant's W = 42.
     """
-    return bool(source.rows) and source.note.endswith((OLDER, "eager"))
+    return bool(source.rows) and source.note.endswith((OLDER, "eager", TRITON))
 
 
 def wanted_points() -> tuple[dict[_Point, list[str]], dict[_Point, list[str]]]:
