@@ -224,6 +224,7 @@ def _draft_texts() -> list[Text]:
     per_token = 1e3 * bound.tpot_s
     over = at["draft_ms"] / 1e3 / bound.draft_s, at["verify_ms"] / 1e3 / bound.verify_s
     return [
+        Text(DRAFTS_PAGE, DRAFTS, f"γ=auto gave {row['auto']['ms']} ms."),
         Text(DRAFTS_PAGE, DRAFTS, f"plain decoding takes {plain} ms a token"),
         Text(
             DRAFTS_PAGE,
