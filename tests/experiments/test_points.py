@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.cells.jobs import stale
 from experiments.data import Plan
 from experiments.fold.figures import FIGURES
 from experiments.fold.grid import Source, fold_grid
-from experiments.fold.points import OLDER, point_source
+from experiments.fold.points import OLDER, TRITON, point_source
 from experiments.item import Claim, Column, Grid, Group, Model, Row
 
 COLUMN = Column(name="TPOT", data="efficiency", figure="tpot_s", prompt=512, batch=2, memory_gb=44.7)
@@ -143,3 +144,12 @@ def test_steps_of_older_kernels_are_told_apart(tmp_path):
     columns = [replace(COLUMN, batch=batch) for batch in (1, 2, 16, 18)]
     notes = [point_source("llama2-7b", "fp16", column, (tmp_path / "one",)).note for column in columns]
     assert [note.endswith(OLDER) for note in notes] == [False, True, True, False]
+
+
+def test_points_that_tritons_kernel_read_say_so_and_are_measured_again(tmp_path):
+    paths = {"logquant": "triton", "fp16": "cuda", "cocktail:reorder=false": "in_place"}
+    write(tmp_path / "one", "a", *(record(name, stepping="graph", path=path) for name, path in paths.items()))
+    sources = [point_source("llama2-7b", name, COLUMN, (tmp_path / "one",)) for name in paths]
+    own = "NVIDIA H200, graph"
+    assert [source.note for source in sources] == [f"{own}, {TRITON}", own, own]
+    assert [stale(source) for source in sources] == [True, False, False]
