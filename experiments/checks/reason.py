@@ -26,6 +26,13 @@ def reason_rules() -> Iterator[Rule]:
     lengths, steps = f"{TABLE}/lengths.csv", f"{TABLE}/steps.csv"
     if (ROOT / TABLE / "table.md").exists():
         yield Block(f"{TABLE}/table.md", lengths_table(csv_rows(lengths), csv_rows(steps)), f"{lengths}, {steps}")
+        right = {int(row["tokens"]): int(row["right"]) for row in csv_rows(lengths) if row["setting"] == "kivi 2"}
+        later = f"{right[2000]}, {right[4000]} and {right[8000]} at 2,000, 4,000 and 8,000"
+        yield Text(MODEL, lengths, f"In 100 others (seed 0) int2 is right in {right[50]} at 50")
+        yield Text(MODEL, lengths, f"tokens, and in {later}, while")
+        lost = measured["n"] - bundled["settings"]["kivi int2"]["right"]["50"] + 100 - right[50]
+        shown = f"{100 * lost / 300} points at 50 tokens can be seen (p = {mcnemar(lost, 0)})"
+        yield Text(MODEL, f"{NOISE}, {lengths}", shown)
     yield from _of_the_training(bundled)
     yield from _of_two_bits(measured["n"], measured["trainings"], bundled)
 
