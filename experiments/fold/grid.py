@@ -235,7 +235,7 @@ class _Table:
         if reason:
             return replace(verdict, verdict=APART, reason=reason)
         lost = floored(members, self.plan, self.model)
-        if lost and len(lost) == len(members) and verdict.ours is not None:
+        if lost and len(lost) == len(members):  # run or not: no run could say anything
             reason = f"fp16 is not shown to be above answers that know nothing ({', '.join(lost)})"
             return replace(verdict, verdict=FLOOR, reason=reason, needed=None)
         counts = [self.counts[member.name] for member in members]

@@ -327,6 +327,11 @@ def test_claims_on_sets_at_the_floor_are_counted_apart(tmp_path, monkeypatch):
     other = {("tiny", *key[1:]): source for key, source in sources.items()}
     folded = fold_grid(item, replace(plan_here, models=("tiny",)), other)
     assert {one.verdict for one in folded.verdicts} == set(before.values())
+    (tmp_path / "floors.json").write_text(
+        json.dumps({"lines": [{"name": "longbench_cocktail/qmsum", "verdict": floors.AT}]})
+    )
+    none = {key: Source({}, reason="not run") for key in sources}
+    assert {(one.verdict, one.ours) for one in fold_grid(item, plan_here, none).verdicts} == {("at the floor", None)}
 
 
 def test_what_all_rows_leave_undecided_is_counted_apart():
