@@ -4,7 +4,7 @@ Scores lie in 0..1. Shares of right answers, whose scores are 0 or 1, have Wilso
 differences Newcombe's (1998, Statistics in Medicine 17:2635, method 10). Other scores have a bootstrap interval, which
 for few samples is at least as wide as Student's t. Student's t is also used where only mean and standard error are
 known. If all n samples have the same value, the interval has a width too: up to a share z^2 / (n + z^2) of all answers
-may differ from those that were seen.
+may differ from those that were seen. The mean over several sets has an interval from those of the sets.
 """
 
 from __future__ import annotations
@@ -133,6 +133,19 @@ def centred(value: float, influences: Sequence[float]) -> Interval | None:
     middle = math.fsum(influences) / n
     spread = math.fsum((x - middle) ** 2 for x in influences) / (n - 1)
     return of_moments(value, math.sqrt(spread / n), n)
+
+
+def square_and_add(values: Sequence[float], ends: Sequence[Interval]) -> Interval:
+    """Return the interval of the mean of independent figures, from each one's own interval.
+
+    Distances to the lower ends are squared and added, and so are those to the upper ends: Newcombe's square-and-add,
+    for any figures the MOVER of Zou and Donner (2008, Statistics in Medicine 27:1693). A set of few rows, or one whose
+    rows are all alike, keeps its width in it, which a sum of moment errors takes to be 0.
+    """
+    below = math.hypot(*(value - low for value, (low, _) in zip(values, ends, strict=True)))
+    above = math.hypot(*(high - value for value, (_, high) in zip(values, ends, strict=True)))
+    middle = fmean(values)
+    return middle - below / len(values), middle + above / len(values)
 
 
 def interval_reach(value: float | None, interval: Interval | None) -> float | None:

@@ -12,6 +12,7 @@ from experiments.fold.claims import judge
 from experiments.fold.figures import Statistic, paired
 from experiments.fold.grid import Source, fold_grid
 from experiments.item import Claim, Column, Grid, Group, Model, Row
+from kvbench.metrics import intervals
 
 
 def sample(score):
@@ -100,6 +101,36 @@ def test_means_are_of_columns_not_of_samples():
     assert mean.to_base == pytest.approx((-100 / 3 - 50) / 2)
     assert mean.to_base_stderr == pytest.approx(math.hypot(qasper.to_base_stderr, trec.to_base_stderr) / 2)
     assert mean.paper == 43.97
+
+
+def test_a_set_without_variance_widens_the_interval_of_a_mean():
+    """None of 6 right, and 3 of 12: the ends are those of the sets' own intervals."""
+    item = replace(ITEM, rows=ITEM.rows[:2])
+
+    def mean_of(first, second):
+        answers = {"FP16": (first, second), "KIVI": ([0.0] * 6, [0.0] * 12)}
+        sources = {
+            ("m", row, column): Source(rows(**{f"s{i}": x for i, x in enumerate(scores)}))
+            for row, both in answers.items()
+            for column, scores in zip(("Qasper", "TREC"), both, strict=True)
+        }
+        table = fold_grid(item, Plan(models=("m",)), sources)
+        return [table.at("m", "FP16", name) for name in ("Qasper", "TREC", "Average")], table
+
+    (_, _, mean), table = mean_of([0.0] * 6, [1.0] * 3 + [0.0] * 9)
+    none, some = (tuple(100 * end for end in intervals.wilson(*counts)) for counts in ((0, 6), (3, 12)))
+    error = 100 * intervals.Z * math.sqrt(3 / 12 * 9 / 12 / 11)
+    assert mean.high == pytest.approx(12.5 + math.hypot(none[1], some[1] - 25) / 2)
+    assert mean.low == pytest.approx(12.5 - max(25 - some[0], min(error, 25)) / 2)
+    kivi = table.at("m", "KIVI", "Average")
+    pairs = [(0, 0, 0, 6), (0, 0, 3, 9)]
+    ends = [intervals.newcombe(*counts) for counts in pairs]
+    assert kivi.to_base_low == pytest.approx(-12.5 - 100 * math.hypot(ends[0][0], ends[1][0] + 0.25) / 2)
+    (claim,) = table.verdicts
+    assert (claim.least, claim.most) == pytest.approx((-kivi.to_base_high, -kivi.to_base_low))
+    assert claim.verdict == "undecided"
+    # what would decide it follows from the interval that leaves it open
+    assert claim.needed == math.ceil(18 * ((claim.ours - claim.least) / claim.ours) ** 2)
 
 
 def test_rows_are_not_at_an_end_where_prompts_were_chosen_by_length():
