@@ -13,8 +13,8 @@ from kvbench.metrics import intervals
 from kvbench.metrics.intervals import Interval
 
 HOLDS, FAILS, OPEN, APART, NOT_RUN = "holds", "does not hold", "undecided", "not comparable", "not run"
-#: label of a claim that all rows at hand leave undecided
-ALL_ROWS = "all rows at hand"
+#: label of a claim that all rows at hand would leave undecided, if difference and variance stay as they are
+ALL_ROWS = "needs more rows than are at hand"
 #: of scores that fp16 has no better than an answer that knows nothing
 FLOOR = "at the floor"
 #: verdicts in the order of lists

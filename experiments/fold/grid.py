@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -12,10 +11,10 @@ from experiments.data import POINTS, Plan, columns_of, groups_of, scaled, too_lo
 from experiments.fold.cells import FORMAT_ONLY, OUT_OF_MEMORY, Cell, Folded, Heading, Verdict, interval_fields
 from experiments.fold.claims import ALL_ROWS, APART, FLOOR, OPEN, judge
 from experiments.fold.figures import FIGURES, SPEEDS, Row, Statistic, paired, quotient
-from experiments.fold.rows import floored
-from experiments.item import Column, Grid, Group, Model
+from experiments.fold.means import combined_error, interval_of, needed_of, open_with
+from experiments.fold.rows import floored, rows_at_hand
+from experiments.item import Claim, Column, Grid, Group, Model
 from experiments.item import Row as Setting
-from kvbench.metrics import intervals
 from kvbench.metrics.intervals import Interval
 
 
@@ -128,7 +127,7 @@ class _Table:
             n=self.counts[column.name],
             runs=source.runs,
             note=source.note,
-            **interval_fields(_interval([figure], [column])),
+            **interval_fields(interval_of([figure], [column])),
             **self._to_base(row, [column]),
         )
 
@@ -178,7 +177,7 @@ class _Table:
             stderr=whole[1],
             n=sum(self.counts[column.name] for column in members) if group.pick == "mean" else 1,
             runs=runs,
-            **interval_fields(_interval(own, members)),
+            **interval_fields(interval_of(own, members)),
             **self._to_base(row, members, group.pick),
         )
 
@@ -202,7 +201,7 @@ class _Table:
         own, other = [one for one in ones if one is not None], [two for two in twos if two is not None]
         pairs = [paired(a, b) for a, b in zip(own, other, strict=True)]
         mean = fmean(value for value, _ in pairs)
-        return mean, _combined_error([error for _, error in pairs]), _interval(own, members, other)
+        return mean, combined_error([error for _, error in pairs]), interval_of(own, members, other)
 
     def has(self, number: int) -> bool:
         """Return True if the column of a claim exists under the plan."""
@@ -211,11 +210,15 @@ class _Table:
         return any(not (own and c.only) or self.model.preset in c.only for c in columns)
 
     def judged(self, number: int) -> Verdict:
-        """Return what the cells say to a claim."""
+        """Return what the cells say to a claim; of a group's sets at the floor, the claim is judged without them."""
         claim = self.item.claims[number]
         rows = {row.name: row for row in self.item.rows}
         members = self._of(claim.column)
         group = next((g for g in self.groups if g.name == claim.column), None)
+        lost = floored(members, self.plan, self.model)
+        above = [column for column in members if column.name not in lost]
+        if group is not None and lost and above:
+            members, group = above, replace(group, columns=tuple(column.name for column in above))
 
         def cell(name: str) -> Cell | None:
             return self.mean(rows[name], group) if group else self.cell(rows[name], members[0])
@@ -226,28 +229,32 @@ class _Table:
             if all(value is not None for value in values):
                 difference = values[0].value - values[1].value, None, None  # type: ignore[union-attr]
         models = [self.model] if self.plan.compares(self.item, self.model) else self.item.models
-        values = [printed(self.item, rows[name], claim.column, models) for name in (claim.first, claim.second)]
+        only = [column.name for column in members] if lost else []
+        values = [printed(self.item, rows[name], claim.column, models, only) for name in (claim.first, claim.second)]
         column = members[0]
         sized = column.data == POINTS or column.figure in SPEEDS
         standing_in = sized and self.model not in self.item.models
         verdict = judge(claim, self.item.paper, self.model.title, column, cell, difference, values, standing_in)
         if verdict.verdict == OPEN and len(members) > 1:
-            verdict = replace(verdict, needed=_needed(verdict, column.scale))
+            verdict = replace(verdict, needed=needed_of(verdict, column.scale))
         reason = too_long(column, self.plan, self.model)
         if reason:
             return replace(verdict, verdict=APART, reason=reason)
-        lost = floored(members, self.plan, self.model)
-        if lost and len(lost) == len(members):  # run or not: no run could say anything
+        if lost and not above:  # run or not: no run could say anything
             reason = f"fp16 is not shown to be above answers that know nothing ({', '.join(lost)})"
             return replace(verdict, verdict=FLOOR, reason=reason, needed=None)
-        counts = [self.counts[member.name] for member in members]
-        # of prompts chosen by length, fewer than the limit are left of the first rows alone
-        chosen = any("dataset.prompt_tokens=" in option for member in members for option in member.options)
-        limit = self.plan.limit
-        spent = limit is None or (not chosen and all(count < limit for count in counts))
-        if self.plan.data == "real" and verdict.verdict == OPEN and spent and not verdict.label:
-            return replace(verdict, label=ALL_ROWS)
-        return verdict
+        labels = [verdict.label] if verdict.label else []
+        labels += [f"without sets at the floor: {', '.join(lost)}"] if lost else []
+        labels += [ALL_ROWS] if self._short_of_rows(verdict, claim, members) else []
+        return replace(verdict, label="; ".join(labels))
+
+    def _short_of_rows(self, verdict: Verdict, claim: Claim, members: Sequence[Column]) -> bool:
+        """Return True if all rows at hand of its data sets would leave a claim undecided, with ``real``."""
+        if self.plan.data != "real" or verdict.verdict != OPEN or verdict.least is None:
+            return False
+        own, other = ([self.statistics[name, c.name] for c in members] for name in (claim.first, claim.second))
+        rows = [rows_at_hand(column, self.plan, self.counts[column.name]) for column in members]
+        return open_with(verdict, own, other, members, rows)
 
     def _of(self, name: str) -> list[Column]:
         group = next((g for g in self.groups if g.name == name), None)
@@ -270,7 +277,7 @@ class _Table:
         known = [figure for figure in figures if figure is not None]
         if not known or len(known) < len(figures):
             return None
-        return fmean(figure.value for figure in known), _combined_error([figure.stderr for figure in known])
+        return fmean(figure.value for figure in known), combined_error([figure.stderr for figure in known])
 
     def _paper(self, row: Setting, keys: Mapping[str, str], value: str) -> float | None:
         """Return the published number; None unless it is of this model and these data."""
@@ -291,79 +298,22 @@ def looked_up(item: Grid, model: Model, row: Setting, keys: Mapping[str, str], v
     return published.lookup(item.published, {**named, **row.published, **keys}, value or item.value)
 
 
-def printed(item: Grid, row: Setting, name: str, models: Sequence[Model]) -> float | None:
-    """Return the paper's number of a row in a column or group of its own, as a mean over `models`; None without one."""
+def printed(item: Grid, row: Setting, name: str, models: Sequence[Model], only: Sequence[str] = ()) -> float | None:
+    """Return the paper's number of a row in a column or group of its own, as a mean over `models`; None without one.
+
+    `only` are the columns of a group that count; empty: all of them, and the mean that the paper prints.
+    """
     if not item.published or not row.published:
         return None
     group = next((g for g in item.groups if g.name == name), None)
-    if group is not None and group.published is not None:
+    if group is not None and group.published is not None and not only:
         places = [(group.published, group.value)]
     else:
-        wanted = group.columns if group is not None else (name,)
+        wanted = only or (group.columns if group is not None else (name,))
         columns = [c for c in item.columns if (c.name in wanted if wanted else c.figure == item.columns[0].figure)]
         places = [(column.published, column.value) for column in columns]
+        if only and not all(keys for keys, _ in places):
+            return None
     values = [looked_up(item, model, row, keys, value) for model in models for keys, value in places if keys]
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None
-
-
-def _combined_error(errors: Sequence[float | None]) -> float | None:
-    """Return the standard error of the mean of independent figures; None if one is unknown."""
-    known = [error for error in errors if error is not None]
-    return math.sqrt(sum(error**2 for error in known)) / len(errors) if known and len(known) == len(errors) else None
-
-
-def _interval(
-    own: Sequence[Statistic], columns: Sequence[Column], other: Sequence[Statistic] | None = None
-) -> Interval | None:
-    """Return the 95 % interval of the mean over columns of figures, or of their paired differences.
-
-    That of several columns is made of their own intervals (:func:`kvbench.metrics.intervals.square_and_add`); None if
-    one has none. `other` are figures to subtract, of the same samples; None: the interval is that of `own` alone.
-    """
-    if len(own) == 1:
-        return _single(own[0], columns[0], None if other is None else other[0])
-    if other is None:
-        ends = [_widened(one, column) for one, column in zip(own, columns, strict=True)]
-        values = [one.value for one in own]
-    else:
-        ends = [_single(one, column, two) for one, column, two in zip(own, columns, other, strict=True)]
-        values = [one.value - two.value for one, two in zip(own, other, strict=True)]
-    known = [end for end in ends if end is not None]
-    return intervals.square_and_add(values, known) if known and len(known) == len(ends) else None
-
-
-def _single(own: Statistic, column: Column, other: Statistic | None = None) -> Interval | None:
-    """Return the 95 % interval of the figure of one column, or of its paired difference to `other`."""
-    if _is_score(own, column) and (other is None or _is_score(other, column)):
-        one, two = ([x / column.scale for x in part.influences] for part in (own, other or own))
-        known = intervals.of_scores(one) if other is None else intervals.of_pairs(one, two)
-        return None if known is None else (column.scale * known[0], column.scale * known[1])
-    value, error = (own.value, own.stderr) if other is None else paired(own, other)
-    return intervals.of_moments(value, error, len(own.influences))
-
-
-def _widened(own: Statistic, column: Column) -> Interval | None:
-    """Return the interval of one of several columns, whose ends are no nearer than the standard error has them.
-
-    Wilson's end on the side of 0 (or of all right) is the nearer one. Squared and added over sets of 6 to 20 rows of
-    which few are right, these ends would hold the mean in 90 to 93 % of cases in place of 95 (in simulations).
-    """
-    known = _single(own, column)
-    if known is None or not _is_score(own, column):
-        return known
-    spread = intervals.Z * (own.stderr or 0.0)
-    return min(known[0], max(own.value - spread, 0.0)), max(known[1], min(own.value + spread, column.scale))
-
-
-def _is_score(figure: Statistic, column: Column) -> bool:
-    return column.figure == "score" and all(0 <= x <= column.scale for x in figure.influences)
-
-
-def _needed(verdict: Verdict, widest: float) -> int | None:
-    """Return about how many samples would decide a claim on several columns, by the interval that leaves it open."""
-    if verdict.ours is None or verdict.least is None or verdict.most is None:
-        return None
-    bound = min((verdict.low, verdict.high), key=lambda bound: abs(bound - verdict.ours))
-    reach = verdict.ours - verdict.least if bound < verdict.ours else verdict.most - verdict.ours
-    return intervals.deciding(verdict.ours, reach / intervals.Z, verdict.n, verdict.low, verdict.high, widest)

@@ -12,6 +12,7 @@ from experiments.fold.claims import judge
 from experiments.fold.figures import Statistic, paired
 from experiments.fold.grid import Source, fold_grid
 from experiments.item import Claim, Column, Grid, Group, Model, Row
+from experiments.real.files import row_count
 from kvbench.metrics import intervals
 
 
@@ -146,7 +147,57 @@ def test_rows_are_not_at_an_end_where_prompts_were_chosen_by_length():
         (verdict,) = fold_grid(item, Plan(models=("m",), data="real", limit=50), sources).verdicts
         assert verdict.verdict == "undecided" and verdict.n == 3
         labels.append(verdict.label)
-    assert labels == ["all rows at hand", ""]
+    assert labels == ["needs more rows than are at hand", ""]
+
+
+def real_table(first, second, paths=(), limit=50):
+    """Return ITEM folded with --data real from scores of Qasper and of TREC; a setting without any was not run."""
+    sources = {
+        ("m", row, column): Source(rows(**{f"s{i}": x for i, x in enumerate(scores)}))
+        for column, pair in (("Qasper", first), ("TREC", second))
+        for row, scores in zip(("FP16", "KIVI"), pair, strict=True)
+    }
+    plan = Plan(models=("m",), data="real", limit=limit, paths=tuple(paths))
+    return fold_grid(replace(ITEM, rows=ITEM.rows[:2]), plan, sources)
+
+
+def test_sets_at_the_floor_are_left_out_of_a_claim_on_a_mean(monkeypatch):
+    scores = [1.0, 0.5, 1.0, 0.75], [0.25, 0.5, 0.0, 0.25]
+    (before,) = real_table(scores, ([0.0] * 6, [1.0] * 6)).verdicts
+    assert (before.n, before.label) == (10, "needs more rows than are at hand")
+    lost = frozenset({"longbench_cocktail/trec"})
+    monkeypatch.setattr("experiments.fold.rows.sets_at_floor", lambda model: lost)
+    for others in ([1.0] * 6, []):  # run or not
+        table = real_table(scores, ([0.0] * 6, others))
+        (claim,) = table.verdicts
+        assert (claim.n, claim.ours) == (4, pytest.approx(100 * (0.8125 - 0.25)))
+        alone = tuple(100 * end for end in intervals.of_pairs(*scores))
+        assert (claim.least, claim.most) == pytest.approx(alone)
+        assert claim.label.startswith("without sets at the floor: TREC")
+        assert claim.paper == pytest.approx(9.63 - 9.18), "the paper's number is of the same sets"
+        mean = table.at("m", "KIVI", "Average")
+        assert (mean.ours, mean.n) == ((62.5, 10) if others else (None, 0)), "cells stay as they are"
+    lost |= {"longbench_cocktail/qasper"}
+    (claim,) = real_table(scores, ([0.0] * 6, [])).verdicts
+    assert claim.verdict == "at the floor" and "(Qasper, TREC)" in claim.reason
+
+
+def test_a_claim_that_needs_more_rows_than_its_files_have_is_undecided_for_rows(tmp_path):
+    def labelled(first, second, **counts):
+        for name, count in counts.items():
+            (tmp_path / f"{name}.jsonl").write_text('{"input": ""}\n' * count)
+        row_count.cache_clear()
+        (claim,) = real_table(first, second, [("longbench_cocktail", str(tmp_path))], limit=6).verdicts
+        assert claim.verdict == "undecided"
+        return claim.needed, claim.label
+
+    noisy = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0, 1.0, 0.0]
+    still = [0.5, 0.6, 0.7, 0.5, 0.6, 0.7], [0.4, 0.6, 0.5, 0.5, 0.4, 0.7]
+    missing = "needs more rows than are at hand"
+    needed, label = labelled(noisy, still, qasper=6, trec=100_000)
+    assert (needed < 1000, label) == (True, missing), "rows of TREC do not narrow Qasper's interval"
+    assert labelled(noisy, still, qasper=100_000, trec=6) == (needed, "")
+    assert labelled(noisy, still, qasper=20, trec=20) == (needed, missing)
 
 
 def test_a_setting_that_cannot_run_stays_empty_with_its_reason():

@@ -62,7 +62,7 @@ def test_claims_come_with_the_number_that_decides_them(tmp_path):
 def test_claims_of_all_items_are_counted_together_by_models_and_data(tmp_path):
     second = Grid(**{**vars(ITEM), "id": "cocktail/table8"})
     words = ["holds", "holds", "does not hold", "undecided", "at the floor", "not comparable", "not run"]
-    rows = claim("undecided", label="all rows at hand")
+    rows = claim("undecided", label="without sets at the floor: A; needs more rows than are at hand")
     write(tmp_path / "cocktail/table9/small-real", [1.0], [*map(claim, words), rows])
     write(tmp_path / "cocktail/table8/small-real", [1.0], [claim("does not hold"), rows, rows])
     write(tmp_path / "cocktail/table8/tiny-mini", [1.0], [claim("undecided"), claim("cannot be seen")])
