@@ -125,7 +125,9 @@ def section(item: Item, scales_: Sequence[Scale], results: Path) -> Iterator[str
         folder, limit = scale.path.parent.relative_to(results), scale.content.get("limit")
         drawn = (scale.path.parent / "figure.png").exists()
         more = f", [figure.png](../results/{folder}/figure.png)" if drawn else ""
+        known = next((note for note in scale.content.get("notes", ()) if note.startswith("At most ")), "")
         cut = f", at most {limit} samples per data set" if limit is not None else ""
+        cut = f", a{known[1:-1]}" if known else cut
         yield ""
         yield f"{scale.title}{cut} ([table](../results/{folder}/table.md){more}):"
         yield ""

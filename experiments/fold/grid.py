@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -61,8 +62,7 @@ def fold_grid(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = (
         if item.only_groups or len(of_group(group, columns, plan)) > 1:
             digits = 0 if group.pick == "last" else first.digits
             headings.append(Heading(group.name, group.unit or first.unit, digits, mean=True))
-    devices = sorted({cell.note for cell in cells if cell.note})
-    notes = [*notes, f"Measured on: {'; '.join(devices)}."] if devices else notes
+    notes = [*notes, *measured_on(cells)]
     lost = [name for model in plan.models_of(item) for name in floored(columns, plan, model)]
     notes = [*notes, f"At the floor, and so without verdicts of their own: {', '.join(lost)}."] if lost else notes
     return Folded(
@@ -75,6 +75,49 @@ def fold_grid(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = (
         notes=notes,
         marks=[FORMAT_ONLY] if plan.data == "standin" else [],
     )
+
+
+def measured_on(cells: Sequence[Cell]) -> list[str]:
+    """Return a note on the devices that made the cells; none without any.
+
+    Behind the one with most cells stand the others, each with its rows, and with the columns where those are not all.
+    """
+    noted = [cell for cell in cells if cell.note]
+    by_note = Counter(cell.note for cell in noted).most_common()
+    whole = Counter((cell.model, cell.row) for cell in noted)
+    several = len({cell.model for cell in noted}) > 1
+    texts = []
+    for note, _ in by_note:
+        choice, _, device = note.rpartition("; ")
+        text = f"{device} ({choice})" if choice else note
+        places: dict[tuple[str, str], list[str]] = {}
+        for cell in noted:
+            if cell.note == note:
+                places.setdefault((cell.model, cell.row), []).append(cell.column)
+        names = {place: ", ".join(filter(None, place if several else place[1:])) for place in places}
+        rows = [
+            names[place] + (f" ({', '.join(columns)})" if len(columns) < whole[place] else "")
+            for place, columns in places.items()
+        ]
+        texts.append(f"on {text}: {', '.join(rows)}" if texts else text)
+    return [f"Measured on: {'; '.join(texts)}."] if texts else []
+
+
+def shared_samples(sources: Iterable[Source]) -> list[str]:
+    """Return the ids of the samples that all sources with rows have."""
+    begun = [set(source.rows) for source in sources if source.rows]
+    return sorted(set.intersection(*begun)) if begun else []
+
+
+def shared_counts(sources: Sources) -> dict[str, int]:
+    """Return the largest number of samples that all rows of a column have, by the column's name."""
+    by_column: dict[tuple[str, str], list[Source]] = {}
+    for (model, _, column), source in sources.items():
+        by_column.setdefault((model, column), []).append(source)
+    counts: dict[str, int] = {}
+    for (_, column), own in by_column.items():
+        counts[column] = max(counts.get(column, 0), len(shared_samples(own)))
+    return counts
 
 
 class _Table:
@@ -92,8 +135,7 @@ class _Table:
     def _fill(self, column: Column) -> None:
         """Compute a column's figure for all rows, over the samples that all of them have."""
         by_row = {row.name: self.source(row, column) for row in self.item.rows}
-        begun = [source.rows for source in by_row.values() if source.rows]
-        shared = sorted(set.intersection(*(set(rows) for rows in begun))) if begun else []
+        shared = shared_samples(by_row.values())
         self.counts[column.name] = len(shared)
         by_name = {
             name: FIGURES[column.figure]([source.rows[i] for i in shared])

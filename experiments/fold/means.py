@@ -24,8 +24,10 @@ def interval_of(
     """Return the 95 % interval of the mean over columns of figures, or of their paired differences.
 
     That of several columns is made of their own intervals (:func:`kvbench.metrics.intervals.square_and_add`); None if
-    one has none. `other` are figures to subtract, of the same samples; None: the interval is that of `own` alone.
+    one has none, and of what is no mean. `other` are figures to subtract, of the same samples; None: the interval is that of `own` alone.
     """
+    if not own:
+        return None
     if len(own) == 1:
         return _single(own[0], columns[0], None if other is None else other[0])
     if other is None:
@@ -35,7 +37,7 @@ def interval_of(
         ends = [_single(one, column, two) for one, column, two in zip(own, columns, other, strict=True)]
         values = [one.value - two.value for one, two in zip(own, other, strict=True)]
     known = [end for end in ends if end is not None]
-    return intervals.square_and_add(values, known) if known and len(known) == len(ends) else None
+    return intervals.square_and_add(values, known) if len(known) == len(ends) else None
 
 
 def _single(own: Statistic, column: Column, other: Statistic | None = None) -> Interval | None:

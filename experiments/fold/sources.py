@@ -138,7 +138,8 @@ def _of_run(run: Run, outcome: RunOutcome | None, plan: Plan, column: Column) ->
     device = sorted({row["measured"]["device"] for row in rows.values() if row.get("measured", {}).get("device")})
     if column.data == POINTS and out_of_memory(whole.values(), column):
         return Source({}, (name,), "out of memory" + (f" on {device[0]}" if device else ""))
-    return Source(rows, (name,) if rows else (), "" if rows else reason or "not run", ", ".join(device))
+    note = " and ".join(device) + (" (some samples each)" if len(device) > 1 else "")
+    return Source(rows, (name,) if rows else (), "" if rows else reason or "not run", note)
 
 
 def _fastest(choice: Choice, row: Setting, outcomes: Mapping[Run, RunOutcome], plan: Plan, column: Column) -> Source:
