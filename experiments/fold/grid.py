@@ -99,8 +99,8 @@ def measured_on(cells: Sequence[Cell]) -> list[str]:
             names[place] + (f" ({', '.join(columns)})" if len(columns) < whole[place] else "")
             for place, columns in places.items()
         ]
-        texts.append(f"on {text}: {', '.join(rows)}" if texts else text)
-    return [f"Measured on: {'; '.join(texts)}."] if texts else []
+        texts.append(f"On {text}: {'; '.join(rows)}." if texts else f"Measured on: {text}.")
+    return [" ".join(texts)] if texts else []
 
 
 def shared_samples(sources: Iterable[Source]) -> list[str]:

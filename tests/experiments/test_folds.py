@@ -155,7 +155,7 @@ def test_a_speed_up_is_the_bases_time_divided_by_the_rows():
     assert [(h.name, h.unit, h.digits, h.mean) for h in table.headings] == [
         ("speed-up", "x", 1, False), ("time", "ms", 2, False), ("all", "x", 1, True)
     ]  # fmt: skip
-    assert table.notes == ["before", "Measured on: H200; on A100: B."] and table.base == "A" and table.marks == []
+    assert table.notes == ["before", "Measured on: H200. On A100: B."] and table.base == "A" and table.marks == []
     only = fold_grid(replace(ITEM, only_groups=True), Plan(), computed)
     assert [heading.name for heading in only.headings] == ["one", "all"]
     without = fold_grid(replace(ITEM, base=""), Plan(), computed)
@@ -170,9 +170,9 @@ def test_the_devices_stand_with_the_cells_that_they_made():
     notes |= {("C", "r"): both, ("D", "q"): "best of 2: quantspec:gamma=1; H200", ("D", "r"): ""}
     cells = [Cell("m", row, column, ours=1.0, note=note) for (row, column), note in notes.items()]
     (said,) = measured_on(cells)
-    assert said == f"Measured on: H200; on {both}: A (r), C; on H200 (best of 2: quantspec:gamma=1): D."
+    assert said == f"Measured on: H200. On {both}: A (r); C. On H200 (best of 2: quantspec:gamma=1): D."
     (said,) = measured_on([*cells, Cell("n", "A", "q", ours=1.0, note="CPU")])
-    assert said.endswith("on H200 (best of 2: quantspec:gamma=1): m, D; on CPU: n, A.")
+    assert said.endswith("On H200 (best of 2: quantspec:gamma=1): m, D. On CPU: n, A.")
     assert measured_on([Cell("m", "A", "q")]) == []
 
 
