@@ -24,7 +24,8 @@ def interval_of(
     """Return the 95 % interval of the mean over columns of figures, or of their paired differences.
 
     That of several columns is made of their own intervals (:func:`kvbench.metrics.intervals.square_and_add`); None if
-    one has none, and of what is no mean. `other` are figures to subtract, of the same samples; None: the interval is that of `own` alone.
+    one has none. `own` is empty for a group that picks a number. `other` are figures to subtract, of the same samples;
+    None: the interval is that of `own` alone.
     """
     if not own:
         return None
