@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.data import Plan
+from experiments.draw.table import amount
 from experiments.fold import figures
 from experiments.fold.cells import Cell
 from experiments.fold.claims import judge
@@ -177,6 +178,8 @@ def test_sets_at_the_floor_are_left_out_of_a_claim_on_a_mean(monkeypatch):
         assert claim.paper == pytest.approx(9.63 - 9.18), "the paper's number is of the same sets"
         mean = table.at("m", "KIVI", "Average")
         assert (mean.ours, mean.n) == ((62.5, 10) if others else (None, 0)), "cells stay as they are"
+    (claim,) = real_table((scores[0], []), ([0.0] * 6, [1.0] * 6)).verdicts
+    assert (claim.verdict, amount(claim)) == ("not run", "- (without sets at the floor: TREC)")
     lost |= {"longbench_cocktail/qasper"}
     (claim,) = real_table(scores, ([0.0] * 6, [])).verdicts
     assert claim.verdict == "at the floor" and "(Qasper, TREC)" in claim.reason
