@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import fmean, stdev
 
 #: quantile of the normal distribution for 95 %, on both sides
@@ -57,7 +58,7 @@ def of_scores(scores: Sequence[float]) -> Interval | None:
         return None
     if _shares(scores) or min(scores) == max(scores):
         return wilson(math.fsum(scores), n)  # of equal scores: no distribution in 0..1 with this mean varies more
-    return _bootstrap(scores, 0.0, 1.0)
+    return _bootstrap(tuple(scores), 0.0, 1.0)
 
 
 def of_pairs(first: Sequence[float], second: Sequence[float]) -> Interval | None:
@@ -68,7 +69,7 @@ def of_pairs(first: Sequence[float], second: Sequence[float]) -> Interval | None
     if _shares(first) and _shares(second):
         both, one, two = math.fsum(a * b for a, b in zip(first, second, strict=True)), sum(first), sum(second)
         return newcombe(both, one - both, two - both, n - one - two + both)
-    differences = [a - b for a, b in zip(first, second, strict=True)]
+    differences = tuple(a - b for a, b in zip(first, second, strict=True))
     if max(differences) - min(differences) < 1e-12:
         return _unseen(differences[0], n, -1.0)
     return _bootstrap(differences, -1.0, 1.0)
@@ -203,7 +204,8 @@ def _unseen(value: float, n: int, least: float) -> Interval:
     return max(value - share, least), min(value + share, 1.0)
 
 
-def _bootstrap(values: Sequence[float], least: float, most: float) -> Interval:
+@lru_cache(maxsize=4096)  # a table asks for that of a cell once more for each mean and claim that it is part of
+def _bootstrap(values: tuple[float, ...], least: float, most: float) -> Interval:
     from kvbench.metrics.resampling import bootstrap
 
     low, high = bootstrap([[value] for value in values], draws=DRAWS)
