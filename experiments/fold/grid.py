@@ -271,7 +271,7 @@ class _Table:
             if all(value is not None for value in values):
                 difference = values[0].value - values[1].value, None, None  # type: ignore[union-attr]
         models = [self.model] if self.plan.compares(self.item, self.model) else self.item.models
-        only = [column.name for column in members] if lost else []
+        only = [column.name for column in members] if lost and above else []
         values = [printed(self.item, rows[name], claim.column, models, only) for name in (claim.first, claim.second)]
         column = members[0]
         sized = column.data == POINTS or column.figure in SPEEDS

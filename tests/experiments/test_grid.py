@@ -183,6 +183,7 @@ def test_sets_at_the_floor_are_left_out_of_a_claim_on_a_mean(monkeypatch):
     lost |= {"longbench_cocktail/qasper"}
     (claim,) = real_table(scores, ([0.0] * 6, [])).verdicts
     assert claim.verdict == "at the floor" and "(Qasper, TREC)" in claim.reason
+    assert claim.paper == pytest.approx(44.55 - 43.97)
 
 
 def test_a_claim_that_needs_more_rows_than_its_files_have_is_undecided_for_rows(tmp_path):
