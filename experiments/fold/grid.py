@@ -99,7 +99,8 @@ def measured_on(cells: Sequence[Cell]) -> list[str]:
             names[place] + (f" ({', '.join(columns)})" if len(columns) < whole[place] else "")
             for place, columns in places.items()
         ]
-        texts.append(f"On {text}: {'; '.join(rows)}." if texts else f"Measured on: {text}.")
+        named = f": {'; '.join(rows)}" if texts or choice else ""
+        texts.append(f"{'On' if texts else 'Measured on:'} {text}{named}.")
     return [" ".join(texts)] if texts else []
 
 

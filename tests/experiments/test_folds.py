@@ -173,6 +173,7 @@ def test_the_devices_stand_with_the_cells_that_they_made():
     assert said == f"Measured on: H200. On {both}: A (r); C. On H200 (best of 2: quantspec:gamma=1): D."
     (said,) = measured_on([*cells, Cell("n", "A", "q", ours=1.0, note="CPU")])
     assert said.endswith("On H200 (best of 2: quantspec:gamma=1): m, D. On CPU: n, A.")
+    assert measured_on(cells[6:7]) == ["Measured on: H200 (best of 2: quantspec:gamma=1): D."]
     assert measured_on([Cell("m", "A", "q")]) == []
 
 
