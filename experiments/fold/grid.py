@@ -14,7 +14,7 @@ from experiments.fold.claims import ALL_ROWS, APART, FLOOR, OPEN, judge
 from experiments.fold.figures import FIGURES, SPEEDS, Row, Statistic, paired, quotient
 from experiments.item import Column, Grid, Group, Model
 from experiments.item import Row as Setting
-from experiments.real.files import set_name, sets_at_floor
+from experiments.real.floor_file import ABOVE, AT, set_name, verdicts_of
 from kvbench.metrics import intervals
 from kvbench.metrics.intervals import Interval
 
@@ -64,8 +64,7 @@ def fold_grid(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = (
             headings.append(Heading(group.name, group.unit or first.unit, digits, mean=True))
     devices = sorted({cell.note for cell in cells if cell.note})
     notes = [*notes, f"Measured on: {'; '.join(devices)}."] if devices else notes
-    lost = [name for model in plan.models_of(item) for name in floored(columns, plan, model)]
-    notes = [*notes, f"At the floor, and so without verdicts of their own: {', '.join(lost)}."] if lost else notes
+    notes = [*notes, *(note for model in plan.models_of(item) for note in floor_notes(columns, plan, model))]
     return Folded(
         headings,
         [row.name for row in item.rows],
@@ -279,8 +278,22 @@ class _Table:
 
 def floored(columns: Sequence[Column], plan: Plan, model: Model) -> list[str]:
     """Return the names of the columns of scores on which fp16 of a model is at the floor, with ``--data real``."""
-    lost = sets_at_floor(model.preset) if plan.data == "real" else frozenset[str]()
-    return [column.name for column in columns if column.figure == "score" and set_name(column) in lost]
+    known = (verdicts_of(model.preset) if plan.data == "real" else None) or {}
+    return [column.name for column in columns if column.figure == "score" and known.get(set_name(column)) == AT]
+
+
+def floor_notes(columns: Sequence[Column], plan: Plan, model: Model) -> list[str]:
+    """Return notes on the columns of scores that are at the floor, and on those of which that is not known."""
+    scores = [column for column in columns if column.figure == "score"]
+    if plan.data != "real" or not scores:
+        return []
+    known = verdicts_of(model.preset)
+    if known is None:
+        return [f"Claims on scores are judged, but no floors are known for this model ({model.title})."]
+    lost = floored(scores, plan, model)
+    notes = [f"At the floor, and so without verdicts of their own: {', '.join(lost)}."] if lost else []
+    unknown = [column.name for column in scores if known.get(set_name(column)) not in (ABOVE, AT)]
+    return [*notes, f"Judged, although their floor is not known: {', '.join(unknown)}."] if unknown else notes
 
 
 def of_group(group: Group, columns: Sequence[Column], plan: Plan) -> list[Column]:
