@@ -240,7 +240,10 @@ def empty(item: Item, folded: Folded, plan: Plan) -> str:
 def folded_of(item: Item, plan: Plan, outcomes: dict[Run, RunOutcome]) -> Folded:
     """Return the cells of an item."""
     if isinstance(item, Grid):
-        return fold_grid(item, plan, sources_of(item, plan, outcomes), notes_of(item, plan))
+        sources = sources_of(item, plan, outcomes)
+        behind = {column for (_, _, column), source in sources.items() if source.rows}
+        files = file_notes((one for one in columns_of(item, plan) if one.name in behind), plan)
+        return fold_grid(item, plan, sources, [*notes_of(item, plan), *(files if plan.data == "real" else [])])
     assert isinstance(item, Computed)
     module, _, name = item.compute.partition(":")
     compute: Callable[[Computed, Plan], Folded] = getattr(importlib.import_module(f"experiments.fold.{module}"), name)
@@ -248,7 +251,7 @@ def folded_of(item: Item, plan: Plan, outcomes: dict[Run, RunOutcome]) -> Folded
 
 
 def notes_of(item: Grid, plan: Plan) -> list[str]:
-    """Return what a table of this plan shows in place of the paper's: models, data, lengths, limits."""
+    """Return what a table of this plan shows in place of the paper's: models, data, lengths, limits; not its files."""
     notes = []
     if plan.models:
         notes.append(f"Models here: {', '.join(plan.models)}, in place of {', '.join(m.title for m in item.models)}.")
@@ -281,7 +284,7 @@ def notes_of(item: Grid, plan: Plan) -> list[str]:
         notes.append(f"Lengths here: {'; '.join(text for text in lengths if text)}.")
     if plan.max_new_tokens is not None and answers:
         notes.append(f"Answers end after {plan.max_new_tokens} tokens.")
-    return notes + (file_notes(columns, plan) if plan.data == "real" else [])
+    return notes
 
 
 def listing(items: Sequence[Item], plan: Plan) -> str:

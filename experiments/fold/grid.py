@@ -230,7 +230,10 @@ class _Table:
         sized = column.data == POINTS or column.figure in SPEEDS
         standing_in = sized and self.model not in self.item.models
         verdict = judge(claim, self.item.paper, self.model.title, column, cell, difference, values, standing_in)
-        reason = too_long(column, self.plan, self.model)
+        apart = [
+            source.reason for m in members if (source := self.source(rows[claim.first], m)).reason.startswith(APART)
+        ]
+        reason = too_long(column, self.plan, self.model) or "".join(apart[:1]).removeprefix(f"{APART}: ")
         if reason:
             return replace(verdict, verdict=APART, reason=reason)
         lost = floored(members, self.plan, self.model)

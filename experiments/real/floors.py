@@ -19,9 +19,8 @@ from experiments.place import choice
 from experiments.real.floor_file import ABOVE, AT, FILE, UNKNOWN, model_digest, read_floors, set_name
 from experiments.real.fold import rounded
 from experiments.registry import items
-from experiments.runs import Run, composed, execute_all, identify, run_of, samples
+from experiments.runs import Run, bound_task, execute_all, identify, run_of, samples
 from experiments.stored import as_json, markdown_table
-from kvbench.config.run_config import checked_config
 from kvbench.errors import KvbenchError
 from kvbench.metrics import intervals
 from kvbench.tasks.base import Sample, Task
@@ -104,16 +103,6 @@ def floor_of(run: Run, plan: Plan) -> dict[str, Any]:
     empty, other = floor_scores(task, asked)
     devices = sorted({device for row in rows.values() if (device := (row.get("measured") or {}).get("device"))})
     return {"n": len(own), "run": run_name, "devices": devices, **figures(own, empty, other)}
-
-
-def bound_task(run: Run) -> Task:
-    """Return the data set of a run, with its model's tokenizer where it needs one."""
-    config = checked_config(composed(run.overrides))
-    if config.task.needs_tokenizer:
-        from kvbench.models.load import load_tokenizer
-
-        config.task.bind(load_tokenizer(config.model))
-    return config.task
 
 
 def floor_scores(task: Task, asked: Sequence[Sample]) -> tuple[list[float], list[float]]:
