@@ -51,6 +51,8 @@ def test_figures_of_a_run_are_those_of_its_tokens_and_windows():
     nll = {"sum": 3.0, "n": 2}  # of the reference answer
     score = fold.run_figures([{"id": "a", "scores": {"score": 1.0}, "nll": nll, "kv_bytes": bill, "measured": {}}])
     assert score["bytes"] == 100 and score["ratio"] == 4 and fold.run_figures([]) == {"n": 0}
+    alike = fold.run_figures([{"id": str(i), "scores": {"score": 1.0}, "measured": {}} for i in range(20)])["score"]
+    assert alike["value"] == alike["high"] == 1.0 and 0.7 < alike["low"] < 0.95
     mean, interval, count = fold.difference({"samples": [3.0, 5.0, 4.0]}, {"samples": [1.0, 2.0]})
     assert (mean, count) == (2.5, 2) and interval[0] < 2.5 < interval[1]
 
@@ -74,6 +76,13 @@ def test_a_stage_is_folded_with_what_it_rests_on_and_what_is_missing(tmp_path):
     done[stage.settings[2].key] = Stored({COLUMN: dict(list(others[COLUMN].items())[:2])}, {"device": "cpu"})
     few = fold.fold_stage(done, stage, {}).text
     assert few.count("With fewer samples") == 1 and f"{stage.settings[2].name} ({COLUMN}: 2)." in few
+    one, two, key = COLUMN, "WikiText-2 4k", stage.settings[3].key
+    runs = dict.fromkeys((one, two), others[COLUMN])
+    part = fold.fold_stage(
+        {key: Stored(runs), stage.settings[2].key: Stored({one: others[COLUMN], two: {}})}, stage, {}
+    )
+    assert json.loads(part.files[fold.FILE])["missing"] == [f"{stage.settings[2].key} ({two})"]
+    assert f"Not run: {stage.settings[2].key} ({two})." in part.text
     (tmp_path / fold.FILE).write_text(folded.files[fold.FILE])
     assert fold.counts_before(tmp_path) == folded.counts and fold.counts_before(tmp_path / "none") is None
     assert fold.fold_stage({}, stage, {}).files == {}
