@@ -155,13 +155,21 @@ def _step_texts() -> list[Text]:
         Text(STEPS_PAGE, STEPS, f"plain reads reach {ceilings[1]} GB/s there and {ceilings[0]} on the machine before"),
         Text(STEPS_PAGE, STEPS, f"At 32k int4 takes {changes[0]} % longer than before, and {changes[1]} % longer than"),
         Text(STEPS_PAGE, LATER, f"longer than its {other} ms in"),
-        Text(STEPS_PAGE, LATER, f"{load_result_json(LATER)['ceiling']['GB_s']} GB/s; fp16 took {other_fp16} there"),
+        Text(STEPS_PAGE, LATER, f"{load_result_json(LATER)['ceiling']['GB_s']} GB/s; fp16 took"),
         Text(STEPS_PAGE, FORMATS_PAGE, f"a third machine had {third} beside fp16's {third_fp16}."),
         Text(STEPS_PAGE, BATCH, f"{median(batch)} ms (10 to 90 %: {low} to {high}) in place of {median(old)}"),
         Text(
             STEPS_PAGE,
             BATCH,
-            f"Of one step the roofline says {roof(batch)}, so it reaches {100 * batch['read_share']} % of 4.69",
+            f"The roofline has {roof(batch)}, which is {100 * roof(batch) / median(batch)} %",
+        ),
+        Text(
+            STEPS_PAGE, BATCH, f"the bytes that the file counts as read come at {100 * batch['read_share']} % of 4.69"
+        ),
+        Text(
+            STEPS_PAGE,
+            LATER,
+            f"fp16 took {other_fp16} there, int2 {median(one(benchmark_rows(LATER), setting='kivi:int2_g128'))})",
         ),
         Text(STEPS_PAGE, BATCH, f"{batch['tokens_per_s']} tokens/s with the prompts' {batch['prefill_s']} s"),
         Text(STEPS_PAGE, BATCH, f"it used {batch['energy']['W']} W of 700"),
