@@ -241,7 +241,10 @@ def folded_of(item: Item, plan: Plan, outcomes: dict[Run, RunOutcome]) -> Folded
     """Return the cells of an item."""
     if isinstance(item, Grid):
         sources = sources_of(item, plan, outcomes)
-        return fold_grid(item, plan, sources, notes_of(item, plan, sources))
+        behind = {column for (_, _, column), source in sources.items() if source.rows}
+        files = file_notes((one for one in columns_of(item, plan) if one.name in behind), plan)
+        notes = [*notes_of(item, plan, sources), *(files if plan.data == "real" else [])]
+        return fold_grid(item, plan, sources, notes)
     assert isinstance(item, Computed)
     module, _, name = item.compute.partition(":")
     compute: Callable[[Computed, Plan], Folded] = getattr(importlib.import_module(f"experiments.fold.{module}"), name)
@@ -249,7 +252,7 @@ def folded_of(item: Item, plan: Plan, outcomes: dict[Run, RunOutcome]) -> Folded
 
 
 def notes_of(item: Grid, plan: Plan, sources: Sources | None = None) -> list[str]:
-    """Return what a table of this plan shows in place of the paper's: models, data, lengths, limits.
+    """Return what a table of this plan shows in place of the paper's: models, data, lengths, limits; not its files.
 
     `sources` are the rows of its cells, of which some may be more than the limit.
     """
@@ -289,7 +292,7 @@ def notes_of(item: Grid, plan: Plan, sources: Sources | None = None) -> list[str
         notes.append(f"Lengths here: {'; '.join(text for text in lengths if text)}.")
     if plan.max_new_tokens is not None and answers:
         notes.append(f"Answers end after {plan.max_new_tokens} tokens.")
-    return notes + (file_notes(columns, plan) if plan.data == "real" else [])
+    return notes
 
 
 def listing(items: Sequence[Item], plan: Plan) -> str:

@@ -13,7 +13,7 @@ from experiments.fold.cells import FORMAT_ONLY, OUT_OF_MEMORY, Cell, Folded, Hea
 from experiments.fold.claims import ALL_ROWS, APART, FLOOR, OPEN, judge
 from experiments.fold.figures import FIGURES, SPEEDS, Row, Statistic, paired, quotient
 from experiments.fold.means import combined_error, interval_of, needed_of, open_with
-from experiments.fold.rows import floored, rows_at_hand
+from experiments.fold.rows import floor_notes, floored, rows_at_hand
 from experiments.item import Claim, Column, Grid, Group, Model
 from experiments.item import Row as Setting
 from kvbench.metrics.intervals import Interval
@@ -63,8 +63,7 @@ def fold_grid(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = (
             digits = 0 if group.pick == "last" else first.digits
             headings.append(Heading(group.name, group.unit or first.unit, digits, mean=True))
     notes = [*notes, *measured_on(cells)]
-    lost = [name for model in plan.models_of(item) for name in floored(columns, plan, model)]
-    notes = [*notes, f"At the floor, and so without verdicts of their own: {', '.join(lost)}."] if lost else notes
+    notes = [*notes, *(note for model in plan.models_of(item) for note in floor_notes(columns, plan, model))]
     return Folded(
         headings,
         [row.name for row in item.rows],
@@ -280,7 +279,10 @@ class _Table:
         verdict = judge(claim, self.item.paper, self.model.title, column, cell, difference, values, standing_in)
         if verdict.verdict == OPEN and len(members) > 1:
             verdict = replace(verdict, needed=needed_of(verdict, column.scale))
-        reason = too_long(column, self.plan, self.model)
+        apart = [
+            source.reason for m in members if (source := self.source(rows[claim.first], m)).reason.startswith(APART)
+        ]
+        reason = too_long(column, self.plan, self.model) or "".join(apart[:1]).removeprefix(f"{APART}: ")
         if reason:
             return replace(verdict, verdict=APART, reason=reason)
         if lost and not above:  # run or not: no run could say anything

@@ -8,14 +8,29 @@ from pathlib import Path
 
 from experiments.data import Plan
 from experiments.item import Column, Model
-from experiments.real.files import row_count, set_name, sets_at_floor
+from experiments.real.files import row_count
+from experiments.real.floor_file import ABOVE, AT, set_name, verdicts_of
 from kvbench.tasks import data
 
 
 def floored(columns: Sequence[Column], plan: Plan, model: Model) -> list[str]:
     """Return the names of the columns of scores on which fp16 of a model is at the floor, with ``--data real``."""
-    lost = sets_at_floor(model.preset) if plan.data == "real" else frozenset[str]()
-    return [column.name for column in columns if column.figure == "score" and set_name(column) in lost]
+    known = (verdicts_of(model.preset) if plan.data == "real" else None) or {}
+    return [column.name for column in columns if column.figure == "score" and known.get(set_name(column)) == AT]
+
+
+def floor_notes(columns: Sequence[Column], plan: Plan, model: Model) -> list[str]:
+    """Return notes on the columns of scores that are at the floor, and on those of which that is not known."""
+    scores = [column for column in columns if column.figure == "score"]
+    if plan.data != "real" or not scores:
+        return []
+    known = verdicts_of(model.preset)
+    if known is None:
+        return [f"Claims on scores are judged, but no floors are known for this model ({model.title})."]
+    lost = floored(scores, plan, model)
+    notes = [f"At the floor, and so without verdicts of their own: {', '.join(lost)}."] if lost else []
+    unknown = [column.name for column in scores if known.get(set_name(column)) not in (ABOVE, AT)]
+    return [*notes, f"Judged, although their floor is not known: {', '.join(unknown)}."] if unknown else notes
 
 
 def rows_at_hand(column: Column, plan: Plan, count: int) -> float:

@@ -167,7 +167,7 @@ def test_sets_at_the_floor_are_left_out_of_a_claim_on_a_mean(monkeypatch):
     (before,) = real_table(scores, ([0.0] * 6, [1.0] * 6)).verdicts
     assert (before.n, before.label) == (10, "needs more rows than are at hand")
     lost = frozenset({"longbench_cocktail/trec"})
-    monkeypatch.setattr("experiments.fold.rows.sets_at_floor", lambda model: lost)
+    monkeypatch.setattr("experiments.fold.rows.verdicts_of", lambda model: dict.fromkeys(lost, "at the floor"))
     for others in ([1.0] * 6, []):  # run or not
         table = real_table(scores, ([0.0] * 6, others))
         (claim,) = table.verdicts
