@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,7 @@ from experiments.registry import chosen_items
 from experiments.runs import Run, composed, identify
 from experiments.stored import as_json, content
 from kvbench.config.run_config import checked_config
-from kvbench.errors import KvbenchError
+from kvbench.errors import DataError, KvbenchError
 from kvbench.results.environment import environment
 from kvbench.util import atomic
 
@@ -243,7 +244,8 @@ def measure(arguments: argparse.Namespace, items: Sequence[tuple[Item, Plan, Gro
 
 def _named(name: str, function: Callable[..., Class], arguments: tuple[Any, ...]) -> tuple[str, Class]:
     try:
-        return name, function(*arguments)
+        outcome = function(*arguments)
+        return name, {**outcome, "load": round(os.getloadavg()[0], 1)}
     except KvbenchError as error:
         return name, {"error": str(error).splitlines()[0]}
 
@@ -257,10 +259,11 @@ def described(items: Iterable[tuple[Item, Plan, Groups]]) -> Iterator[dict[str, 
     """Yield the items with the runs of each class: all, those that no earlier item has, and their samples."""
     earlier: set[Run] = set()
     for item, plan, groups in items:
-        parts = []
+        parts: list[dict[str, Any]] = []
         for key, own in groups.items():
             new = len(set(own) - earlier)
-            parts.append({"class": key, "runs": len(own), "new": new, "samples": sample_count(own[0])})
+            with suppress(DataError):  # texts that are all shorter than the prompts: these runs cannot be made either
+                parts.append({"class": key, "runs": len(own), "new": new, "samples": sample_count(own[0])})
             earlier.update(own)
         runs = sum(part["runs"] for part in parts)
         missing = len(session.item_runs(item, plan)) - runs
