@@ -27,7 +27,7 @@ from kvbench.util import atomic
 EXPECTED = ROOT / "results" / "expected.json"
 #: beginnings of the overrides that a setting is made of
 _OF_SETTING = ("method=", "method.", "quantizer")
-#: what is undecided because there are no more rows
+#: what the rows at hand would not decide
 FOR_ROWS = "undecided for rows"
 #: counts of each verdict in words, in the order of lists: of one claim, and of several
 COUNTED = {
@@ -125,7 +125,9 @@ def section(item: Item, scales_: Sequence[Scale], results: Path) -> Iterator[str
         folder, limit = scale.path.parent.relative_to(results), scale.content.get("limit")
         drawn = (scale.path.parent / "figure.png").exists()
         more = f", [figure.png](../results/{folder}/figure.png)" if drawn else ""
+        known = next((note for note in scale.content.get("notes", ()) if note.startswith("At most ")), "")
         cut = f", at most {limit} samples per data set" if limit is not None else ""
+        cut = f", a{known[1:-1]}" if known else cut
         yield ""
         yield f"{scale.title}{cut} ([table](../results/{folder}/table.md){more}):"
         yield ""
@@ -145,7 +147,7 @@ def section(item: Item, scales_: Sequence[Scale], results: Path) -> Iterator[str
 
 def outcomes(scale: Scale) -> Counter[str]:
     """Return how many claims of a scale came out in each way of :data:`COUNTED`."""
-    return Counter(FOR_ROWS if claim.label == ALL_ROWS else claim.verdict for claim in scale.verdicts)
+    return Counter(FOR_ROWS if ALL_ROWS in claim.label else claim.verdict for claim in scale.verdicts)
 
 
 def counted(scale: Scale) -> str:
@@ -157,7 +159,8 @@ def counted(scale: Scale) -> str:
 def totals_table(by_item: Mapping[str, Sequence[Scale]]) -> list[str]:
     """Return the table of the claims of all items together: a line for each choice of models and data.
 
-    A claim is *decided* where it holds or does not, and *undecided for time* where more samples were at hand.
+    A claim is *decided* where it holds or does not, and *undecided for time* where the rows at hand would decide it, or
+    where their number is not known.
     """
     titles = list(dict.fromkeys(scale.title for scales_ in by_item.values() for scale in scales_))
     body = []

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.config.setting import parse_setting
-from kvbench.errors import ConfigError, DataError, KvbenchError, ModelError
+from kvbench.errors import ConfigError, DataError, KvbenchError, LengthError, ModelError
 from kvbench.models.spec import ModelConfig, is_random
+from kvbench.tasks.base import Task
 from kvbench.util.schema import build
 
 Launcher = Literal["local", "joblib"]
@@ -117,6 +118,33 @@ def identify(run: Run) -> tuple[str, str]:
         return run_id(material(checked_config(composed(run.overrides)))), ""
     except KvbenchError as error:
         return "", str(error)
+
+
+def bound_task(run: Run) -> Task:
+    """Return the data set of a run, with its model's tokenizer where it needs one."""
+    from kvbench.config.run_config import checked_config
+
+    config = checked_config(composed(run.overrides))
+    if config.task.needs_tokenizer:
+        from kvbench.models.load import load_tokenizer
+
+        config.task.bind(load_tokenizer(config.model))
+    return config.task
+
+
+@cache
+def unfilled(overrides: tuple[str, ...]) -> str:
+    """Return that no text of a data set fills its prompts; empty if one does, or if that cannot be known here.
+
+    `overrides` are those of the model and the data, which the runs of several settings share.
+    """
+    try:
+        next(iter(bound_task(Run(overrides, "", "")).samples()), None)
+    except LengthError as error:
+        return str(error).splitlines()[0].removesuffix(".")
+    except KvbenchError:  # no data or no tokenizer
+        pass
+    return ""
 
 
 #: key of the error for a missing calibration, and the generated texts to calibrate with

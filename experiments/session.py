@@ -12,7 +12,7 @@ from experiments import stored
 from experiments.data import POINTS, Plan, columns_of, shortened
 from experiments.draw.table import item_markdown
 from experiments.fold.cells import Folded
-from experiments.fold.grid import fold_grid
+from experiments.fold.grid import Sources, fold_grid, shared_counts
 from experiments.fold.sources import missing_runs, setting_of, sources_of
 from experiments.item import Computed, Grid, Item
 from experiments.real.files import file_notes
@@ -240,15 +240,22 @@ def empty(item: Item, folded: Folded, plan: Plan) -> str:
 def folded_of(item: Item, plan: Plan, outcomes: dict[Run, RunOutcome]) -> Folded:
     """Return the cells of an item."""
     if isinstance(item, Grid):
-        return fold_grid(item, plan, sources_of(item, plan, outcomes), notes_of(item, plan))
+        sources = sources_of(item, plan, outcomes)
+        behind = {column for (_, _, column), source in sources.items() if source.rows}
+        files = file_notes((one for one in columns_of(item, plan) if one.name in behind), plan)
+        notes = [*notes_of(item, plan, sources), *(files if plan.data == "real" else [])]
+        return fold_grid(item, plan, sources, notes)
     assert isinstance(item, Computed)
     module, _, name = item.compute.partition(":")
     compute: Callable[[Computed, Plan], Folded] = getattr(importlib.import_module(f"experiments.fold.{module}"), name)
     return compute(item, plan)
 
 
-def notes_of(item: Grid, plan: Plan) -> list[str]:
-    """Return what a table of this plan shows in place of the paper's: models, data, lengths, limits."""
+def notes_of(item: Grid, plan: Plan, sources: Sources | None = None) -> list[str]:
+    """Return what a table of this plan shows in place of the paper's: models, data, lengths, limits; not its files.
+
+    `sources` are the rows of its cells, of which some may be more than the limit.
+    """
     notes = []
     if plan.models:
         notes.append(f"Models here: {', '.join(plan.models)}, in place of {', '.join(m.title for m in item.models)}.")
@@ -269,7 +276,11 @@ def notes_of(item: Grid, plan: Plan) -> list[str]:
         texts = [f"{row.name}: {here[row.name]} in place of {row.setting}" for row in replaced]
         notes.append(f"Settings here: {'; '.join(texts)}.")
     if plan.limit is not None and answers:
-        notes.append(f"At most {plan.limit} samples per data set{' and task' if plan.data == 'mini' else ''}.")
+        more = [f"{name} ({n})" for name, n in shared_counts(sources or {}).items() if n > plan.limit]
+        notes.append(
+            f"At most {plan.limit} samples per data set{' and task' if plan.data == 'mini' else ''}"
+            + (f"; more, of runs that other tables share: {', '.join(more)}." if more else ".")
+        )
     columns, models = columns_of(item, plan), plan.models_of(item)
     lengths = dict.fromkeys(
         shortened(column, plan, model)
@@ -281,7 +292,7 @@ def notes_of(item: Grid, plan: Plan) -> list[str]:
         notes.append(f"Lengths here: {'; '.join(text for text in lengths if text)}.")
     if plan.max_new_tokens is not None and answers:
         notes.append(f"Answers end after {plan.max_new_tokens} tokens.")
-    return notes + (file_notes(columns, plan) if plan.data == "real" else [])
+    return notes
 
 
 def listing(items: Sequence[Item], plan: Plan) -> str:

@@ -132,6 +132,10 @@ class DataError(KvbenchError):
     """A data set that cannot be fetched or read: no network, a damaged file, or a missing field."""
 
 
+class LengthError(DataError):
+    """A data set of which no text is long enough for a prompt of the length that is asked for."""
+
+
 def disk_message(error: OSError) -> str:
     """Return what a command prints if the system refuses a file: its name, the reason, and what to check."""
     place = f"{error.filename}: " if error.filename else ""

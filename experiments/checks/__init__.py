@@ -15,6 +15,7 @@ def all_rules() -> Iterator[Rule]:
     """Yield all rules, module by module."""
     from experiments.checks.formats import format_rules
     from experiments.checks.h200 import h200_rules
+    from experiments.checks.h200_steps import h200_step_rules
     from experiments.checks.h200_tables import h200_table_rules
     from experiments.checks.methods import method_rules
     from experiments.checks.mini import mini_rules
@@ -26,6 +27,7 @@ def all_rules() -> Iterator[Rule]:
 
     for rules in (h200_rules, h200_table_rules, mini_rules, format_rules, latency_rules, method_rules, written_rules):
         yield from rules()
+    yield from h200_step_rules()
     yield from reason_rules()
     yield from page_blocks()
     yield from fit_blocks()

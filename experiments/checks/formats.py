@@ -239,5 +239,5 @@ def _table_format_texts() -> list[Text]:
         Text(KERNELS, CODES, f"they take {range_text(per_byte)} times the time per byte of `int4_g128`"),
         Text(SPEED, CODES, f"in keys and values, {range_text(100 * (ratio - 1) for ratio in per_byte)} %"),
         Text(PAGE, CODES, f"takes {iq4[1]} µs where q4_0's takes {q4[1]} and bf16's {bf16[1]}"),
-        Text(PAGE, CODES, f"in which int4 in groups of 128 took {base[1]}."),
+        Text(PAGE, CODES, f"in which int4 in groups of 128 took {base[1]}, and"),
     ]

@@ -156,7 +156,6 @@ def _step_texts() -> list[Text]:
         Text(PAGE, PREFILL_W42, f"a 32k prompt is read and packed in {w42_prompt['over_stock']} of stock's time"),
         Text(SPEED, PREFILL, f"the time of stock transformers ({long['seconds']} s) at {long['peak'] / GIB} instead"),
         Text(SPEED, PREFILL, f"instead of {long['stock_peak'] / GIB} GiB (kivi int4)"),
-        Text(SPEED, KVQUANT, f"3 bits and 1 % outliers takes {median(one(benchmark_rows(KVQUANT)))} ms at 32k"),
     ]
 
 

@@ -106,7 +106,7 @@ def with_reach(value: float | None, low: float | None, high: float | None, digit
 def amount(one: Verdict) -> str:
     """Return a claim's number with its interval, unit and label: ``-11.7 points [-24.2, +0.9]``."""
     if one.ours is None:
-        return "-"
+        return f"- ({one.label})" if one.label else "-"
     text = f"factor {one.ours:.{one.digits}f}" if one.unit == FACTOR else decimal_text(one.ours, one.digits, sign=True)
     text += f" {one.unit}" if one.unit and one.unit != FACTOR else ""
     if one.least is not None and one.most is not None:

@@ -99,7 +99,8 @@ class Verdict:
         least, most: 95 % interval of the difference; None without one.
         needed: about how many samples would decide an undecided claim; None if unknown.
         reason: why the two rows are not comparable.
-        label: what the number is where it has no interval: ``one measurement``, ``computed``.
+        label: what the number is where it has no interval (``one measurement``, ``computed``), the sets that it is
+            without, and whether all rows at hand would leave the claim undecided.
     """
 
     claim: str

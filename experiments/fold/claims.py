@@ -13,8 +13,8 @@ from kvbench.metrics import intervals
 from kvbench.metrics.intervals import Interval
 
 HOLDS, FAILS, OPEN, APART, NOT_RUN = "holds", "does not hold", "undecided", "not comparable", "not run"
-#: label of a claim that all rows at hand leave undecided
-ALL_ROWS = "all rows at hand"
+#: label of a claim that all rows at hand would leave undecided, if difference and variance stay as they are
+ALL_ROWS = "needs more rows than are at hand"
 #: of scores that fp16 has no better than an answer that knows nothing
 FLOOR = "at the floor"
 #: verdicts in the order of lists
@@ -22,12 +22,12 @@ VERDICTS = (HOLDS, FAILS, OPEN, FLOOR, APART, NOT_RUN)
 #: the rule of :func:`decided`, as documents print it
 RULE = """A claim *holds* where the 95 % interval of the difference lies within the claim's bounds, *does not hold*
 where it lies outside, and is *undecided* where a bound lies in it: then it is named about how many samples would
-decide it, if difference and variance stay as they are. Differences of shares of right answers have Newcombe's paired
-interval, those of other scores a bootstrap (below 30 samples no narrower than Student's t), other figures Student's
-t. What was measured once has no interval: it decides nothing, and is labelled *one measurement*. What is *computed*
-from a model's dimensions is exact. *Not comparable*: the two sides, or the paper's models and ours, differ in more
-than the claim is about, as named. Differences of scores and of shares are in points, relative ones in percent; a
-factor is a ratio."""
+decide it, if difference, variance and the shares of several sets stay as they are. Differences of shares of right
+answers have Newcombe's paired interval, those of other scores a bootstrap (below 30 samples no narrower than Student's
+t), other figures Student's t; that of a mean over sets is made of its sets' intervals, squared and added. What was
+measured once has no interval: it decides nothing, and is labelled *one measurement*. What is *computed* from a model's
+dimensions is exact. *Not comparable*: the two sides, or the paper's models and ours, differ in more than the claim is
+about, as named. Differences of scores and of shares are in points, relative ones in percent; a factor is a ratio."""
 
 
 def bound(paper: str, value: float | str) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -12,10 +12,10 @@ from experiments.data import POINTS, Plan, columns_of, groups_of, scaled, too_lo
 from experiments.fold.cells import FORMAT_ONLY, OUT_OF_MEMORY, Cell, Folded, Heading, Verdict, interval_fields
 from experiments.fold.claims import ALL_ROWS, APART, FLOOR, OPEN, judge
 from experiments.fold.figures import FIGURES, SPEEDS, Row, Statistic, paired, quotient
-from experiments.item import Column, Grid, Group, Model
+from experiments.fold.means import combined_error, interval_of, needed_of, open_with
+from experiments.fold.rows import floor_notes, floored, rows_at_hand
+from experiments.item import Claim, Column, Grid, Group, Model
 from experiments.item import Row as Setting
-from experiments.real.files import set_name, sets_at_floor
-from kvbench.metrics import intervals
 from kvbench.metrics.intervals import Interval
 
 
@@ -62,10 +62,8 @@ def fold_grid(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = (
         if item.only_groups or len(of_group(group, columns, plan)) > 1:
             digits = 0 if group.pick == "last" else first.digits
             headings.append(Heading(group.name, group.unit or first.unit, digits, mean=True))
-    devices = sorted({cell.note for cell in cells if cell.note})
-    notes = [*notes, f"Measured on: {'; '.join(devices)}."] if devices else notes
-    lost = [name for model in plan.models_of(item) for name in floored(columns, plan, model)]
-    notes = [*notes, f"At the floor, and so without verdicts of their own: {', '.join(lost)}."] if lost else notes
+    notes = [*notes, *measured_on(cells)]
+    notes = [*notes, *(note for model in plan.models_of(item) for note in floor_notes(columns, plan, model))]
     return Folded(
         headings,
         [row.name for row in item.rows],
@@ -76,6 +74,50 @@ def fold_grid(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = (
         notes=notes,
         marks=[FORMAT_ONLY] if plan.data == "standin" else [],
     )
+
+
+def measured_on(cells: Sequence[Cell]) -> list[str]:
+    """Return a note on the devices that made the cells; none without any.
+
+    Behind the one with most cells stand the others, each with its rows, and with the columns where those are not all.
+    """
+    noted = [cell for cell in cells if cell.note]
+    by_note = Counter(cell.note for cell in noted).most_common()
+    whole = Counter((cell.model, cell.row) for cell in noted)
+    several = len({cell.model for cell in noted}) > 1
+    texts = []
+    for note, _ in by_note:
+        choice, _, device = note.rpartition("; ")
+        text = f"{device} ({choice})" if choice else note
+        places: dict[tuple[str, str], list[str]] = {}
+        for cell in noted:
+            if cell.note == note:
+                places.setdefault((cell.model, cell.row), []).append(cell.column)
+        names = {place: ", ".join(filter(None, place if several else place[1:])) for place in places}
+        rows = [
+            names[place] + (f" ({', '.join(columns)})" if len(columns) < whole[place] else "")
+            for place, columns in places.items()
+        ]
+        named = f": {'; '.join(rows)}" if texts or choice else ""
+        texts.append(f"{'On' if texts else 'Measured on:'} {text}{named}.")
+    return [" ".join(texts)] if texts else []
+
+
+def shared_samples(sources: Iterable[Source]) -> list[str]:
+    """Return the ids of the samples that all sources with rows have."""
+    begun = [set(source.rows) for source in sources if source.rows]
+    return sorted(set.intersection(*begun)) if begun else []
+
+
+def shared_counts(sources: Sources) -> dict[str, int]:
+    """Return the largest number of samples that all rows of a column have, by the column's name."""
+    by_column: dict[tuple[str, str], list[Source]] = {}
+    for (model, _, column), source in sources.items():
+        by_column.setdefault((model, column), []).append(source)
+    counts: dict[str, int] = {}
+    for (_, column), own in by_column.items():
+        counts[column] = max(counts.get(column, 0), len(shared_samples(own)))
+    return counts
 
 
 class _Table:
@@ -93,8 +135,7 @@ class _Table:
     def _fill(self, column: Column) -> None:
         """Compute a column's figure for all rows, over the samples that all of them have."""
         by_row = {row.name: self.source(row, column) for row in self.item.rows}
-        begun = [source.rows for source in by_row.values() if source.rows]
-        shared = sorted(set.intersection(*(set(rows) for rows in begun))) if begun else []
+        shared = shared_samples(by_row.values())
         self.counts[column.name] = len(shared)
         by_name = {
             name: FIGURES[column.figure]([source.rows[i] for i in shared])
@@ -128,7 +169,7 @@ class _Table:
             n=self.counts[column.name],
             runs=source.runs,
             note=source.note,
-            **interval_fields(_interval([figure], [column])),
+            **interval_fields(interval_of([figure], [column])),
             **self._to_base(row, [column]),
         )
 
@@ -178,7 +219,7 @@ class _Table:
             stderr=whole[1],
             n=sum(self.counts[column.name] for column in members) if group.pick == "mean" else 1,
             runs=runs,
-            **interval_fields(_interval(own, members)),
+            **interval_fields(interval_of(own, members)),
             **self._to_base(row, members, group.pick),
         )
 
@@ -202,7 +243,7 @@ class _Table:
         own, other = [one for one in ones if one is not None], [two for two in twos if two is not None]
         pairs = [paired(a, b) for a, b in zip(own, other, strict=True)]
         mean = fmean(value for value, _ in pairs)
-        return mean, _combined_error([error for _, error in pairs]), _interval(own, members, other)
+        return mean, combined_error([error for _, error in pairs]), interval_of(own, members, other)
 
     def has(self, number: int) -> bool:
         """Return True if the column of a claim exists under the plan."""
@@ -211,11 +252,15 @@ class _Table:
         return any(not (own and c.only) or self.model.preset in c.only for c in columns)
 
     def judged(self, number: int) -> Verdict:
-        """Return what the cells say to a claim."""
+        """Return what the cells say to a claim; of a group's sets at the floor, the claim is judged without them."""
         claim = self.item.claims[number]
         rows = {row.name: row for row in self.item.rows}
         members = self._of(claim.column)
         group = next((g for g in self.groups if g.name == claim.column), None)
+        lost = floored(members, self.plan, self.model)
+        above = [column for column in members if column.name not in lost]
+        if group is not None and lost and above:
+            members, group = above, replace(group, columns=tuple(column.name for column in above))
 
         def cell(name: str) -> Cell | None:
             return self.mean(rows[name], group) if group else self.cell(rows[name], members[0])
@@ -226,26 +271,35 @@ class _Table:
             if all(value is not None for value in values):
                 difference = values[0].value - values[1].value, None, None  # type: ignore[union-attr]
         models = [self.model] if self.plan.compares(self.item, self.model) else self.item.models
-        values = [printed(self.item, rows[name], claim.column, models) for name in (claim.first, claim.second)]
+        only = [column.name for column in members] if lost and above else []
+        values = [printed(self.item, rows[name], claim.column, models, only) for name in (claim.first, claim.second)]
         column = members[0]
         sized = column.data == POINTS or column.figure in SPEEDS
         standing_in = sized and self.model not in self.item.models
         verdict = judge(claim, self.item.paper, self.model.title, column, cell, difference, values, standing_in)
-        reason = too_long(column, self.plan, self.model)
+        if verdict.verdict == OPEN and len(members) > 1:
+            verdict = replace(verdict, needed=needed_of(verdict, column.scale))
+        apart = [
+            source.reason for m in members if (source := self.source(rows[claim.first], m)).reason.startswith(APART)
+        ]
+        reason = too_long(column, self.plan, self.model) or "".join(apart[:1]).removeprefix(f"{APART}: ")
         if reason:
             return replace(verdict, verdict=APART, reason=reason)
-        lost = floored(members, self.plan, self.model)
-        if lost and len(lost) == len(members) and verdict.ours is not None:
+        if lost and not above:  # run or not: no run could say anything
             reason = f"fp16 is not shown to be above answers that know nothing ({', '.join(lost)})"
             return replace(verdict, verdict=FLOOR, reason=reason, needed=None)
-        counts = [self.counts[member.name] for member in members]
-        # of prompts chosen by length, fewer than the limit are left of the first rows alone
-        chosen = any("dataset.prompt_tokens=" in option for member in members for option in member.options)
-        limit = self.plan.limit
-        spent = limit is None or (not chosen and all(count < limit for count in counts))
-        if self.plan.data == "real" and verdict.verdict == OPEN and spent and not verdict.label:
-            return replace(verdict, label=ALL_ROWS)
-        return verdict
+        labels = [verdict.label] if verdict.label else []
+        labels += [f"without sets at the floor: {', '.join(lost)}"] if lost else []
+        labels += [ALL_ROWS] if self._short_of_rows(verdict, claim, members) else []
+        return replace(verdict, label="; ".join(labels))
+
+    def _short_of_rows(self, verdict: Verdict, claim: Claim, members: Sequence[Column]) -> bool:
+        """Return True if all rows at hand of its data sets would leave a claim undecided, with ``real``."""
+        if self.plan.data != "real" or verdict.verdict != OPEN or verdict.least is None:
+            return False
+        own, other = ([self.statistics[name, c.name] for c in members] for name in (claim.first, claim.second))
+        rows = [rows_at_hand(column, self.plan, self.counts[column.name]) for column in members]
+        return open_with(verdict, own, other, members, rows)
 
     def _of(self, name: str) -> list[Column]:
         group = next((g for g in self.groups if g.name == name), None)
@@ -268,19 +322,13 @@ class _Table:
         known = [figure for figure in figures if figure is not None]
         if not known or len(known) < len(figures):
             return None
-        return fmean(figure.value for figure in known), _combined_error([figure.stderr for figure in known])
+        return fmean(figure.value for figure in known), combined_error([figure.stderr for figure in known])
 
     def _paper(self, row: Setting, keys: Mapping[str, str], value: str) -> float | None:
         """Return the published number; None unless it is of this model and these data."""
         if not (self.item.published and keys and row.published and self.plan.compares(self.item, self.model)):
             return None
         return looked_up(self.item, self.model, row, keys, value)
-
-
-def floored(columns: Sequence[Column], plan: Plan, model: Model) -> list[str]:
-    """Return the names of the columns of scores on which fp16 of a model is at the floor, with ``--data real``."""
-    lost = sets_at_floor(model.preset) if plan.data == "real" else frozenset[str]()
-    return [column.name for column in columns if column.figure == "score" and set_name(column) in lost]
 
 
 def of_group(group: Group, columns: Sequence[Column], plan: Plan) -> list[Column]:
@@ -295,47 +343,22 @@ def looked_up(item: Grid, model: Model, row: Setting, keys: Mapping[str, str], v
     return published.lookup(item.published, {**named, **row.published, **keys}, value or item.value)
 
 
-def printed(item: Grid, row: Setting, name: str, models: Sequence[Model]) -> float | None:
-    """Return the paper's number of a row in a column or group of its own, as a mean over `models`; None without one."""
+def printed(item: Grid, row: Setting, name: str, models: Sequence[Model], only: Sequence[str] = ()) -> float | None:
+    """Return the paper's number of a row in a column or group of its own, as a mean over `models`; None without one.
+
+    `only` are the columns of a group that count; empty: all of them, and the mean that the paper prints.
+    """
     if not item.published or not row.published:
         return None
     group = next((g for g in item.groups if g.name == name), None)
-    if group is not None and group.published is not None:
+    if group is not None and group.published is not None and not only:
         places = [(group.published, group.value)]
     else:
-        wanted = group.columns if group is not None else (name,)
+        wanted = only or (group.columns if group is not None else (name,))
         columns = [c for c in item.columns if (c.name in wanted if wanted else c.figure == item.columns[0].figure)]
         places = [(column.published, column.value) for column in columns]
+        if only and not all(keys for keys, _ in places):
+            return None
     values = [looked_up(item, model, row, keys, value) for model in models for keys, value in places if keys]
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None
-
-
-def _combined_error(errors: Sequence[float | None]) -> float | None:
-    """Return the standard error of the mean of independent figures; None if one is unknown."""
-    known = [error for error in errors if error is not None]
-    return math.sqrt(sum(error**2 for error in known)) / len(errors) if known and len(known) == len(errors) else None
-
-
-def _interval(
-    own: Sequence[Statistic], columns: Sequence[Column], other: Sequence[Statistic] | None = None
-) -> Interval | None:
-    """Return the 95 % interval of the mean over columns of figures, or of their paired differences.
-
-    Scores over equally many samples are counted together; of other figures, the columns' errors are added up. `other`
-    are figures to subtract, of the same samples; None: the interval is that of `own` alone.
-    """
-    if not own:
-        return None
-    counts = {len(figure.influences) for figure in own}
-    scale = columns[0].scale
-    if len(counts) == 1 and all(column.figure == "score" and column.scale == scale for column in columns):
-        one, two = ([x / scale for figure in part for x in figure.influences] for part in (own, other or own))
-        if all(0 <= x <= 1 for x in (*one, *two)):
-            known = intervals.of_scores(one) if other is None else intervals.of_pairs(one, two)
-            return None if known is None else (scale * known[0], scale * known[1])
-    both = [(a.value, a.stderr) for a in own]
-    if other is not None:
-        both = [paired(a, b) for a, b in zip(own, other, strict=True)]
-    mean, error = fmean(value for value, _ in both), _combined_error([error for _, error in both])
-    return intervals.of_moments(mean, error, sum(len(figure.influences) for figure in own) - len(own) + 1)

@@ -26,6 +26,8 @@ from kvbench.tasks.efficiency import point_id
 
 #: when the kernel for products of 2 to 16 rows was measured, and the note of such steps from before, which are slower
 PRODUCTS, OLDER = "2026-11-22 21:30", "older products of 2 to 16 rows"
+#: when the CUDA kernel read LogQuant's W = 42, and the note of steps from before, which Triton's kernel read, slower
+WINDOWS, TRITON = "2026-11-22 18:30", "Triton's kernel"
 FOLDERS = tuple(stored.ROOT / "results" / "h200" / name for name in ("whole", "papers"))
 Key = tuple[Shape, str, int, int, float | None]
 
@@ -85,7 +87,8 @@ def stored_points(folders: tuple[Path, ...]) -> Mapping[Key, Source]:
 def _record_source(path: Path, content: Mapping[str, Any], record: Mapping[str, Any]) -> Source:
     device = str(content.get("device", ""))
     older = 2 <= record["batch"] <= 16 and str(content.get("date", PRODUCTS)) < PRODUCTS
-    parts = (device, record.get("stepping", "").split(" (")[0], OLDER if older else "")
+    kernel = TRITON if record.get("path") == "triton" and str(content.get("date", WINDOWS)) < WINDOWS else ""
+    parts = (device, record.get("stepping", "").split(" (")[0], kernel, OLDER if older else "")
     note = ", ".join(part for part in parts if part)
     if record["status"] != "ok":
         ended = OUT_OF_MEMORY if record["status"] == "oom" else record["status"]

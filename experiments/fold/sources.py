@@ -8,12 +8,13 @@ from typing import Any
 
 from experiments.data import POINTS, Plan, columns_of, data_overrides, point_overrides, runs_here, scaled
 from experiments.fold import forced
+from experiments.fold.claims import APART
 from experiments.fold.figures import FIGURES
 from experiments.fold.grid import Source, Sources
 from experiments.fold.points import point_source
 from experiments.item import Column, Grid, Model
 from experiments.item import Row as Setting
-from experiments.runs import Run, RunOutcome, identify, run_of, samples
+from experiments.runs import Run, RunOutcome, identify, run_of, samples, unfilled
 
 Place = tuple[str, str, str]
 
@@ -128,6 +129,11 @@ def _elsewhere(model: Model, row: Setting, column: Column, plan: Plan) -> Source
 
 def _of_run(run: Run, outcome: RunOutcome | None, plan: Plan, column: Column) -> Source:
     name, reason = (outcome.id, outcome.reason) if outcome else ("", "")
+    if plan.data == "real" and (not name or not samples(plan.runs, name)):  # a fold alone has no outcomes
+        asked = tuple(text for text in run.overrides if text.startswith(("model", "dataset")))
+        short = unfilled(asked) if "dataset.lengths" in run.given else ""
+        if short:
+            return Source({}, reason=f"{APART}: {short}")
     if not name:
         name, unknown = identify(run)
         reason = reason or unknown
@@ -138,7 +144,8 @@ def _of_run(run: Run, outcome: RunOutcome | None, plan: Plan, column: Column) ->
     device = sorted({row["measured"]["device"] for row in rows.values() if row.get("measured", {}).get("device")})
     if column.data == POINTS and out_of_memory(whole.values(), column):
         return Source({}, (name,), "out of memory" + (f" on {device[0]}" if device else ""))
-    return Source(rows, (name,) if rows else (), "" if rows else reason or "not run", ", ".join(device))
+    note = " and ".join(device) + (" (some samples each)" if len(device) > 1 else "")
+    return Source(rows, (name,) if rows else (), "" if rows else reason or "not run", note)
 
 
 def _fastest(choice: Choice, row: Setting, outcomes: Mapping[Run, RunOutcome], plan: Plan, column: Column) -> Source:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from experiments import published, stored
+from experiments import published
 from experiments.data import POINTS, Plan
 from experiments.item import Column
 from kvbench.errors import ConfigError, DataError, KvbenchError
@@ -35,10 +35,8 @@ PLACES: Mapping[str, Sequence[str]] = {
     "perplexity/wikitext2": ("wikitext2/test.raw.txt.gz", "wikitext2/test.raw.txt", "wikitext2/wiki.test.raw"),
     "pg19": ("pg19",),
 }
-#: the trained model of the README, and the file with the floors of its data sets
-MODEL, FLOORS = "smollm2-135m-q4_1", stored.ROOT / "results/smollm2/floors/floors.json"
-#: the verdict on a data set that is not at its floor
-ABOVE = "above"
+#: the trained model of the README
+MODEL = "smollm2-135m-q4_1"
 #: hexadecimal digits of a digest in a table
 DIGITS = 16
 
@@ -62,21 +60,6 @@ def paths_in(folder: Path) -> dict[str, str]:
         names = sorted({place.partition("/")[0] for places in PLACES.values() for place in places})
         raise ConfigError("--data-dir", folder, "holds none of the data sets", allowed=names)
     return found
-
-
-def set_name(column: Column) -> str:
-    """Return the name of a column's data set, with its task, in the table of floors."""
-    return f"{column.data}/{column.task}" if column.task else column.data
-
-
-def sets_at_floor(model: str) -> frozenset[str]:
-    """Return the data sets on which fp16 scores no more than answers that know nothing, or has too few rows to tell.
-
-    They are read from the file of ``python -m experiments.real floors``; without it there is none.
-    """
-    if model != MODEL or not FLOORS.exists():
-        return frozenset()
-    return frozenset(line["name"] for line in stored.content(FLOORS)["lines"] if line["verdict"] != ABOVE)
 
 
 def default_folder() -> Path | None:

@@ -1,12 +1,14 @@
 """The floor of each data set: what an empty answer and another sample's answer score, beside fp16.
 
-A set on which fp16 is not above both says nothing about a method: its scores are left out of verdicts.
+A set on which fp16 is not above both says nothing about a method: its scores are left out of verdicts. Where too few
+rows were run to tell, the floor is not known, and scores are judged.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from experiments.data import Plan, columns_of, data_overrides, runs_here
@@ -14,19 +16,16 @@ from experiments.fold.figures import standard_error
 from experiments.item import Column, Grid, Model
 from experiments.measured import Folded, keep_measured_table
 from experiments.place import choice
-from experiments.real.files import ABOVE, set_name
+from experiments.real.floor_file import ABOVE, AT, FILE, UNKNOWN, model_digest, read_floors, set_name
 from experiments.real.fold import rounded
 from experiments.registry import items
-from experiments.runs import Run, composed, execute_all, identify, run_of, samples
-from experiments.stored import as_json, content, markdown_table
-from kvbench.config.run_config import checked_config
+from experiments.runs import Run, bound_task, execute_all, identify, run_of, samples
+from experiments.stored import as_json, markdown_table
 from kvbench.errors import KvbenchError
 from kvbench.metrics import intervals
 from kvbench.tasks.base import Sample, Task
 from kvbench.tasks.work import AskQuestions
 
-#: verdicts
-AT, UNKNOWN = "at the floor", "too few rows"
 #: fewest rows with which a set is called above its floor
 FEWEST = 5
 
@@ -62,20 +61,35 @@ def make_floors(arguments: argparse.Namespace) -> int:
         jobs = arguments.jobs
         for outcome in execute_all(list(runs.values()), "joblib" if jobs > 1 else "local", jobs):
             print(f"{outcome.status} {outcome.run.command} {outcome.reason.splitlines()[0] if outcome.reason else ''}")
-    lines = [{"name": name, **floor_of(run, plan)} for name, run in runs.items()]
-    whole = {"model": arguments.model, "limit": plan.limit, "lines": lines}
-    counts = {line["name"]: line["n"] for line in lines}
-    folded = Folded(floors_markdown(whole), {"floors.json": as_json(whole)}, counts)
+    path = arguments.out / "floors" / FILE
+    old = read_floors(path) if path.exists() else {}
+    here = [{"name": name, **floor_of(run, plan)} for name, run in runs.items()]
+    digest = model_digest(arguments.model)
+    own = (old.get("model"), old.get("digest")) == (arguments.model, digest) and not arguments.replace
+    lines = with_stored(here, old["lines"] if own else [])
+    limits = [limit for limit in (plan.limit, own and old.get("limit")) if limit]
+    whole = {"model": arguments.model, "digest": digest, "limit": max(limits, default=None), "lines": lines}
+    folded = Folded(floors_markdown(whole), {FILE: as_json(whole)}, row_counts(whole))
 
-    def before(folder: Any) -> Mapping[str, int] | None:
-        path = folder / "floors.json"
-        return {line["name"]: line["n"] for line in content(path)["lines"]} if path.exists() else None
+    def before(folder: Path) -> Mapping[str, int] | None:
+        return row_counts(read_floors(folder / FILE)) if (folder / FILE).exists() else None
 
-    return keep_measured_table(folded, arguments.out / "floors", choice(arguments), before, arguments.model)
+    return keep_measured_table(folded, path.parent, choice(arguments), before, arguments.model)
+
+
+def row_counts(whole: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of rows behind each floor of a file."""
+    return {line["name"]: line["n"] for line in whole["lines"]}
+
+
+def with_stored(here: Sequence[dict[str, Any]], old: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the floors of the runs here, and in place of those with fewer rows the stored ones of the same model."""
+    by_name = {line["name"]: line for line in old}
+    return [max(line, by_name.get(line["name"], line), key=lambda one: one["n"]) for line in here]
 
 
 def floor_of(run: Run, plan: Plan) -> dict[str, Any]:
-    """Return what fp16, an empty answer and another sample's answer score on the samples of a run."""
+    """Return what fp16, an empty answer and another sample's answer score on the samples of a run, and which it is."""
     run_name, reason = identify(run)
     rows = samples(plan.runs, run_name) if run_name else {}
     if not rows:
@@ -87,17 +101,8 @@ def floor_of(run: Run, plan: Plan) -> dict[str, Any]:
         return {"n": 0, "verdict": UNKNOWN, "reason": str(problem).splitlines()[0]}
     own = [float(rows[sample.id]["scores"]["score"]) for sample in asked]
     empty, other = floor_scores(task, asked)
-    return {"n": len(own), **figures(own, empty, other)}
-
-
-def bound_task(run: Run) -> Task:
-    """Return the data set of a run, with its model's tokenizer where it needs one."""
-    config = checked_config(composed(run.overrides))
-    if config.task.needs_tokenizer:
-        from kvbench.models.load import load_tokenizer
-
-        config.task.bind(load_tokenizer(config.model))
-    return config.task
+    devices = sorted({device for row in rows.values() if (device := (row.get("measured") or {}).get("device"))})
+    return {"n": len(own), "run": run_name, "devices": devices, **figures(own, empty, other)}
 
 
 def floor_scores(task: Task, asked: Sequence[Sample]) -> tuple[list[float], list[float]]:
@@ -155,7 +160,18 @@ def floors_markdown(whole: Mapping[str, Any]) -> str:
         body.append([line["name"], str(line["n"]), *scores, shown, line["verdict"]])
     head = ["data set", "n", "fp16", "empty answer", "another's answer", "fp16 less the higher", "verdict"]
     text = "\n".join(markdown_table(head, body))
-    return f"Scores in percent; the gap has its 95 % interval over samples. {RULE}\n\n{text}\n"
+    return f"Scores in percent; the gap has its 95 % interval over samples. {RULE}\n\n{text}\n\n{devices_text(whole)}\n"
+
+
+def devices_text(whole: Mapping[str, Any]) -> str:
+    """Return the runs behind the floors, and their devices; of those of older files neither is known."""
+    by_device: dict[str, list[str]] = {}
+    for line in whole["lines"]:
+        if line["n"]:
+            device = ", ".join(line.get("devices") or ["an unknown machine, by runs that were not noted"])
+            text = f"{line['name']} ({line['run']})" if line.get("run") else line["name"]
+            by_device.setdefault(device, []).append(text)
+    return "\n".join(f"- Measured on {device}: {', '.join(names)}." for device, names in by_device.items())
 
 
 RULE = (

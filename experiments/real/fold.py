@@ -26,12 +26,16 @@ from kvbench.results.samples import MEASURED, Row
 #: likelihood of their reference answers, and rows of perplexity have no scores
 KINDS = {"fidelity": ("kl", "flips"), "scores": ("score",), "nll": ("perplexity",)}
 FILE = "figures.json"
+#: below a table of scores
+UNPAIRED = (
+    "± is of each setting's own prompts: no two settings are paired here. Where all scores are alike, it is a share's."
+)
 #: digits of the figures of single windows
 DIGITS = 5
 
 
 def fold_stage(stored: Mapping[str, Stored], stage: Stage, about: Mapping[str, Any]) -> Folded:
-    """Return a stage's file and its table; settings without a row in any run are left out and named."""
+    """Return a stage's file and its table; settings and single runs without a row are named."""
     lines = []
     for setting in stage.settings:
         runs = {name: run_figures(rows.values()) for name, rows in getattr(stored.get(setting.key), "rows", {}).items()}
@@ -40,17 +44,25 @@ def fold_stage(stored: Mapping[str, Stored], stage: Stage, about: Mapping[str, A
             lines.append({"name": setting.name, "family": setting.family, "setting": setting.setting, "runs": runs})
     if not lines:
         return Folded(f"{stage.name}: nothing was run")
-    known = {line["name"] for line in lines}
     machines = [machine(done.env) for done in stored.values() if done.env]
     whole = {
         "stage": stage.name,
         "about": stage.about,
         **about,
         "machine": max(machines, key=machines.count, default={}),
-        "missing": [setting.key for setting in stage.settings if setting.key in stored and setting.name not in known],
+        "missing": missing_runs([setting.key for setting in stage.settings if setting.key in stored], lines),
         "lines": lines,
     }
     return Folded(stage_markdown(whole), {FILE: as_json(whole)}, counts(whole))
+
+
+def missing_runs(keys: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the settings that have no line, and behind those that have one the runs that others have and they lack."""
+    by_key = {line["name"]: line for line in lines}
+    names = list(dict.fromkeys(name for line in lines for name in line["runs"]))
+    lost = {key: [name for name in names if name not in by_key[key]["runs"]] for key in keys if key in by_key}
+    texts = {key: f"{key} ({', '.join(runs)})" for key, runs in lost.items() if runs}
+    return [texts.get(key, key) for key in keys if key not in by_key or key in texts]
 
 
 def counts(whole: Mapping[str, Any]) -> dict[str, int]:
@@ -108,6 +120,7 @@ def run_figures(rows: Sequence[Row] | Any) -> dict[str, Any]:
         out["samples"] = [rounded(row["nll"]["sum"] / row["nll"]["n"]) for row in chosen]
     else:
         out["samples"] = [rounded(row["scores"]["score"]) for row in chosen]
+        out["score"] = score_spread(out["score"], out["samples"])
     if kind == "scores":  # the others' caches store 32 bits
         out |= bill_sizes(chosen)
     return out
@@ -127,6 +140,12 @@ def spread(figure: Statistic) -> dict[str, float | None]:
     """Return a figure with its 95 % interval over samples."""
     low, high = intervals.centred(figure.value, figure.influences) or (None, None)
     return {"value": rounded(figure.value), "low": low and rounded(low), "high": high and rounded(high)}
+
+
+def score_spread(figure: Mapping[str, float | None], scores: Sequence[float]) -> dict[str, float | None]:
+    """Return a mean score with its interval; where all scores are alike, which have no spread, with that of shares."""
+    known = None if figure["low"] != figure["high"] else intervals.of_scores(scores)
+    return dict(figure) if known is None else {**figure, "low": rounded(known[0]), "high": rounded(known[1])}
 
 
 def rounded(value: Any, digits: int = DIGITS) -> float:
@@ -155,6 +174,8 @@ def stage_markdown(whole: Mapping[str, Any]) -> str:
     text = f"{about[0].upper()}{about[1:]}.\n\n" + "\n".join(markdown_table(head, body)) + "\n"
     missing = whole["missing"]
     text += f"\nMeasured on {measured_on(whole)}.{fewer(whole)}\n"
+    if any("score" in figures for line in whole["lines"] for figures in line["runs"].values()):
+        text += f"\n{UNPAIRED}\n"
     return text + (f"\nNot run: {', '.join(missing)}.\n" if missing else "")
 
 

@@ -23,7 +23,7 @@ from experiments.real.sentences import (
     MILLI,
     Line,
     break_sentences,
-    breaks_at,
+    broken_in,
     columns_of,
     lines_of,
     milli,
@@ -110,9 +110,9 @@ def basis_text(whole: Line) -> str:
 def factors_basis(whole: Line) -> str:
     """Return what the table of outliers rests on: windows, devices, and formats that were not run."""
     count = max(run["n"] for line in whole["lines"] for run in line["runs"].values())
-    missing = (
-        f" Not run: {', '.join(name.partition(' | ')[0] for name in whole['missing'])}." if whole["missing"] else ""
-    )
+    parts = [name.partition(" | ") for name in whole["missing"]]  # behind the exact tokens, the runs in brackets
+    names = [f"{name} {rest.partition(' ')[2]}".strip() for name, _, rest in parts]
+    missing = f" Not run: {', '.join(names)}." if names else ""
     return f"n = {count} windows. Measured on {measured_on(whole)}.{fewer(whole)}{missing}"
 
 
@@ -175,13 +175,14 @@ def sized(needle: Line) -> str:
 
 
 def factors_table(whole: Line) -> list[str]:
-    """Return the table of outliers: KL divergence of each format by factor, and from which it is broken."""
-    columns, body = columns_of(whole), []
+    """Return the table of outliers: KL divergence of each format by factor, and at which it breaks; ``-``: it holds."""
+    columns, broken, body = columns_of(whole), broken_in(whole), []
     for line in whole["lines"]:
         if line["family"] != "fp16":
             runs = [line["runs"].get(column) for column in columns]
             cells = ["-" if run is None else with_interval(run["kl"], MILLI) for run in runs]
-            body.append([quantizer_of(line), *cells, (breaks_at(line, columns) or "-").removeprefix("factor ")])
+            at = broken.get(quantizer_of(line), "not known") or "-"
+            body.append([quantizer_of(line), *cells, at.removeprefix("factor ")])
     return markdown_table(["format", *(f"KL, {column}" for column in columns), "breaks at"], body)
 
 

@@ -6,7 +6,8 @@ interruption the same command fetches only the files that are not complete. Copy
 without network.
 
 Models and encoders that come in Python packages, and converted GGUF files, go into kvbench's own folder
-(``KVBENCH_CACHE``): ``--list`` shows them with their sizes, ``--remove`` removes them.
+(``KVBENCH_CACHE``): ``--list`` shows them with their sizes, ``--remove`` removes them. ``model=./FILE.gguf`` fetches
+nothing: it converts the file, once.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.fetch`` and return the exit status; print errors to standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or {"-h", "--help"} & set(arguments):
-        usage = "[dataset=NAME[,NAME]] [model=NAME[,OWNER/NAME]] [method=cocktail] [KEY=VALUE ...]"
+        usage = "[dataset=NAME[,NAME]] [model=NAME[,OWNER/NAME][,./FILE.gguf]] [method=cocktail] [KEY=VALUE ...]"
         lines = "       python -m kvbench.fetch --list | --remove NAME [NAME ...]"
         print(folded(f"{__doc__}\nusage: python -m kvbench.fetch {usage}\n{lines}"))
         return 0 if arguments else 2

@@ -4,13 +4,14 @@ Scores lie in 0..1. Shares of right answers, whose scores are 0 or 1, have Wilso
 differences Newcombe's (1998, Statistics in Medicine 17:2635, method 10). Other scores have a bootstrap interval, which
 for few samples is at least as wide as Student's t. Student's t is also used where only mean and standard error are
 known. If all n samples have the same value, the interval has a width too: up to a share z^2 / (n + z^2) of all answers
-may differ from those that were seen.
+may differ from those that were seen. The mean over several sets has an interval from those of the sets.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import fmean, stdev
 
 #: quantile of the normal distribution for 95 %, on both sides
@@ -57,7 +58,7 @@ def of_scores(scores: Sequence[float]) -> Interval | None:
         return None
     if _shares(scores) or min(scores) == max(scores):
         return wilson(math.fsum(scores), n)  # of equal scores: no distribution in 0..1 with this mean varies more
-    return _bootstrap(scores, 0.0, 1.0)
+    return _bootstrap(tuple(scores), 0.0, 1.0)
 
 
 def of_pairs(first: Sequence[float], second: Sequence[float]) -> Interval | None:
@@ -68,7 +69,7 @@ def of_pairs(first: Sequence[float], second: Sequence[float]) -> Interval | None
     if _shares(first) and _shares(second):
         both, one, two = math.fsum(a * b for a, b in zip(first, second, strict=True)), sum(first), sum(second)
         return newcombe(both, one - both, two - both, n - one - two + both)
-    differences = [a - b for a, b in zip(first, second, strict=True)]
+    differences = tuple(a - b for a, b in zip(first, second, strict=True))
     if max(differences) - min(differences) < 1e-12:
         return _unseen(differences[0], n, -1.0)
     return _bootstrap(differences, -1.0, 1.0)
@@ -135,6 +136,19 @@ def centred(value: float, influences: Sequence[float]) -> Interval | None:
     return of_moments(value, math.sqrt(spread / n), n)
 
 
+def square_and_add(values: Sequence[float], ends: Sequence[Interval]) -> Interval:
+    """Return the interval of the mean of independent figures, from each one's own interval.
+
+    Distances to the lower ends are squared and added, and so are those to the upper ends: Newcombe's square-and-add,
+    for any figures the MOVER of Zou and Donner (2008, Statistics in Medicine 27:1693). A set of few rows, or one whose
+    rows are all alike, keeps its width in it, which a sum of moment errors takes to be 0.
+    """
+    below = math.hypot(*(value - low for value, (low, _) in zip(values, ends, strict=True)))
+    above = math.hypot(*(high - value for value, (_, high) in zip(values, ends, strict=True)))
+    middle = fmean(values)
+    return middle - below / len(values), middle + above / len(values)
+
+
 def interval_reach(value: float | None, interval: Interval | None) -> float | None:
     """Return the distance from a value to the farther end of its interval: what tables show behind ``±``."""
     return None if value is None or interval is None else max(value - interval[0], interval[1] - value)
@@ -190,7 +204,8 @@ def _unseen(value: float, n: int, least: float) -> Interval:
     return max(value - share, least), min(value + share, 1.0)
 
 
-def _bootstrap(values: Sequence[float], least: float, most: float) -> Interval:
+@lru_cache(maxsize=4096)  # a table asks for that of a cell once more for each mean and claim that it is part of
+def _bootstrap(values: tuple[float, ...], least: float, most: float) -> Interval:
     from kvbench.metrics.resampling import bootstrap
 
     low, high = bootstrap([[value] for value in values], draws=DRAWS)

@@ -18,10 +18,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from kvbench.errors import ConfigError, nearest
+from kvbench.errors import ConfigError, few, nearest
 from kvbench.models import checkpoint
 from kvbench.models.gguf.convert import converted
-from kvbench.models.gguf.place import gguf_label, is_gguf
+from kvbench.models.gguf.place import ENDING, gguf_label, is_gguf
 from kvbench.models.locate import Description, fetch_description
 from kvbench.models.outliers import NONE, named
 from kvbench.models.spec import BUNDLED, is_random, is_repository, local_folder, without_secrets
@@ -312,6 +312,10 @@ def _checkpoint_folder(name: str, source: str, revision: str | None, presets: Co
             return folder
         problem = "has no config.json, so it is not a checkpoint" if folder.is_dir() else "does not exist"
         remedy = "name a folder with config.json, *.safetensors and tokenizer files"
+        if is_gguf(name):
+            there = sorted(other.name for other in file.parent.glob(f"*{ENDING}") if other.is_file())
+            beside = f"; {file.parent} has {few(there, file.name)}" if there else f"; {file.parent} has none"
+            remedy = f"name a GGUF file that exists, as in {_typed_name(key, f'./FILE{ENDING}')}{beside}"
     else:
         cached = checkpoint.snapshot(name, revision)
         description = Description(cached) if cached else fetch_description(name, revision)
@@ -324,7 +328,11 @@ def _checkpoint_folder(name: str, source: str, revision: str | None, presets: Co
     near = _near(name, presets)
     choices = f"; or choose a preset: {', '.join(near)}" if near else ""
     raise ConfigError(
-        key, name, problem, allowed="the name of a preset, OWNER/NAME of the hub, or ./FOLDER", hint=remedy + choices
+        key,
+        name,
+        problem,
+        allowed="the name of a preset, OWNER/NAME of the hub, ./FOLDER or ./FILE.gguf",
+        hint=remedy + choices,
     )
 
 

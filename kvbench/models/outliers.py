@@ -21,6 +21,13 @@ SYNTAX = (
     "NAME:KEY:VALUE..., such as first_last:factor:16; the keys are layers (all, ends or 0+29), pairs, factor and side "
     "(keys or values)"
 )
+#: option -> the values that it takes
+OPTIONS = {
+    "side": "side: keys or values",
+    "layers": "layers: all, ends, or indices from -4096 to 4095 joined by plus signs, such as 0+-1",
+    "pairs": f"pairs: a whole number from 1 to {MOST_PAIRS}",
+    "factor": f"factor: a number above 0 and at most {MOST_FACTOR:.0f}",
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,14 @@ class Outliers:
         places = [int(text) for text in self.layers.split("+")]
         beyond = [place for place in places if not -count <= place < count]
         if beyond:
-            raise ConfigError("model.outliers", self.layers, f"names a layer that the model lacks: it has {count}")
+            names = ", ".join(map(str, beyond))
+            raise ConfigError(
+                "model.outliers",
+                written(self),
+                f"names layer{'s' * (len(beyond) > 1)} {names}, which the model lacks",
+                allowed=f"layers 0 to {count - 1}, or -{count} to -1 from the last",
+                hint="layers are all, ends, or indices joined by plus signs, such as first_last:layers:0+-1",
+            )
         return sorted({place % count for place in places})
 
     def channels(self, rotary: int, count: int) -> list[int]:
@@ -60,7 +74,13 @@ class Outliers:
         """
         half = (rotary if self.side == "keys" else count) // 2
         if self.pairs > half:
-            raise ConfigError("model.outliers", self.pairs, f"is more than the {half} pairs of channels of a head")
+            raise ConfigError(
+                "model.outliers",
+                written(self),
+                f"asks for {self.pairs} pairs of channels, but a head has {half}",
+                allowed=f"pairs from 1 to {half}",
+                hint=f"set pairs:{half} or fewer",
+            )
         firsts = [(2 * pair + 1) * half // (2 * self.pairs) for pair in range(self.pairs)]
         return sorted([*firsts, *(first + half for first in firsts)])
 
@@ -83,14 +103,21 @@ def outliers(text: str) -> Outliers | None:
     pairs = list(zip(options[::2], options[1::2], strict=False))
     if text == NONE:
         return None
+    if name == NONE:
+        raise ConfigError(
+            "model.outliers", text, "has options, but none has no outliers", hint=f"set none alone, or {SYNTAX}"
+        )
     if name not in PRESETS:
         raise ConfigError("model.outliers", text, "is no preset of outliers", allowed=(NONE, *PRESETS), hint=SYNTAX)
     known = PRESETS[name]
     for key, value in pairs:
+        if key not in OPTIONS:
+            raise ConfigError("model.outliers", text, f"has no option {key}", allowed=tuple(OPTIONS), hint=SYNTAX)
         try:
             known = replace(known, **_option(key, value))
         except ValueError:
-            raise ConfigError("model.outliers", text, f"has a wrong option: {key}:{value}", hint=SYNTAX) from None
+            problem = f"has a wrong option: {key}:{value}"
+            raise ConfigError("model.outliers", text, problem, allowed=OPTIONS[key], hint=SYNTAX) from None
     if len(options) % 2:
         raise ConfigError("model.outliers", text, f"has an option without a value: {options[-1]}", hint=SYNTAX)
     return known

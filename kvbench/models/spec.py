@@ -202,15 +202,16 @@ class ModelConfig:
         folder = self.folder()
         if folder is not None and not (folder / "config.json").is_file():
             missing = "has no config.json, so it is not a checkpoint" if folder.is_dir() else "is not a folder"
+            hint = "name a folder with config.json, *.safetensors and tokenizer files"
             if is_gguf(self.path):
-                missing = (
-                    "is not a file, or has not been converted: python -m kvbench.fetch model=./FILE.gguf does that"
-                )
+                missing = "is not a file, or has not been converted"
+                shown = without_secrets(str(self.path))
+                hint = f"name a GGUF file that exists; python -m kvbench.fetch model={shown} converts it"
             raise ConfigError(
                 "model.path",
                 without_secrets(str(self.path)),
                 missing,
-                hint="name a folder with config.json, *.safetensors and tokenizer files",
+                hint=hint,
             )
         if self.hub_id is not None and not is_repository(self.hub_id):
             raise ConfigError(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from kvbench.errors import ConfigError, DataError
+from kvbench.errors import ConfigError, DataError, LengthError
 from kvbench.tasks.base import PromptRules, Sample, Setup
 from kvbench.tasks.data import HubSource
 from kvbench.tasks.texts import TextTask, check_text
@@ -74,7 +74,8 @@ class Continuation(TextTask):
         """Yield the samples of each length, the warm-up prompts first.
 
         Raises:
-            DataError: every text is too short for a length, or no prompt is left after the warm-up prompts.
+            LengthError: every text is too short for a length.
+            DataError: no prompt is left after the warm-up prompts.
         """
         for length in self.lengths:
             count = 0
@@ -128,14 +129,14 @@ class Continuation(TextTask):
                     answer_ids=tuple(following),
                 )
 
-    def _too_short(self, length: int) -> DataError:
+    def _too_short(self, length: int) -> LengthError:
         """Return the error for a prompt length for which every document is too short."""
         longest = max((len(self._tokens(number)[0]) for number in range(len(self.documents))), default=0)
         room = longest - self.skip - self.max_new_tokens
         hint = f"set dataset.lengths to at most [{room}]" if room >= SHORTEST else "provide longer texts"
         if self.skip and room + self.skip >= SHORTEST:
             hint += ", or reduce dataset.skip"
-        return DataError(
+        return LengthError(
             f"{self.name}: none of {len(self.documents)} documents is long enough for a prompt of {length} tokens. "
             f"The longest has {longest} tokens; {self.skip + length + self.max_new_tokens} are needed for "
             f"dataset.skip={self.skip}, the prompt and dataset.max_new_tokens={self.max_new_tokens}.\n  hint: {hint}"

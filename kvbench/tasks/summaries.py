@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from kvbench.errors import DataError
+from kvbench.errors import DataError, LengthError
 from kvbench.metrics.rouge import rouge
 from kvbench.tasks import data
 from kvbench.tasks.base import PromptRules, Sample, Setup, TokenTask
@@ -127,7 +127,8 @@ class Summaries(TokenTask):
         """Yield, for each length, the warm-up prompts and then up to `limit` scored prompts.
 
         Raises:
-            DataError: every record is too short for a length, or all prompts of a length are used up by the warm-up.
+            LengthError: every record is too short for a length.
+            DataError: all prompts of a length are used up by the warm-up.
         """
         for length in self.lengths:
             count = 0
@@ -185,7 +186,7 @@ class Summaries(TokenTask):
             )
         wholes = (template["before"] + text + template["after_context"] for text, _ in self.records)
         longest = tail + max(len(tokenizer(whole, verbose=False)["input_ids"]) for whole in wholes)
-        return DataError(
+        return LengthError(
             f"{self.name}: none of {len(self.records)} records fills a prompt of {length} tokens; the longest has "
             f"{longest}.\n  hint: set dataset.lengths to at most [{longest}]"
         )

@@ -15,7 +15,7 @@ from experiments.fold import sources
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.fold.claims import bound, decided, judge
 from experiments.fold.figures import FIGURES, Statistic, paired, quotient, standard_error
-from experiments.fold.grid import Source, fold_grid
+from experiments.fold.grid import Source, fold_grid, measured_on
 from experiments.fold.points import _verdict, point_source
 from experiments.fold.sources import Choice, belongs, out_of_memory
 from experiments.item import Claim, Column, Grid, Group, Model, Row
@@ -155,13 +155,26 @@ def test_a_speed_up_is_the_bases_time_divided_by_the_rows():
     assert [(h.name, h.unit, h.digits, h.mean) for h in table.headings] == [
         ("speed-up", "x", 1, False), ("time", "ms", 2, False), ("all", "x", 1, True)
     ]  # fmt: skip
-    assert table.notes == ["before", "Measured on: A100; H200."] and table.base == "A" and table.marks == []
+    assert table.notes == ["before", "Measured on: H200. On A100: B."] and table.base == "A" and table.marks == []
     only = fold_grid(replace(ITEM, only_groups=True), Plan(), computed)
     assert [heading.name for heading in only.headings] == ["one", "all"]
     without = fold_grid(replace(ITEM, base=""), Plan(), computed)
     assert without.at("7B", "B", "speed-up").ours is None and without.at("7B", "B", "time").to_base is None
     one = fold_grid(ITEM, Plan(), {("7B", "A", "time"): Source(timed(2.0), ("a",))})
     assert one.at("7B", "A", "time").stderr is None and one.at("7B", "A", "all").reason == "not run"
+
+
+def test_the_devices_stand_with_the_cells_that_they_made():
+    both = "CPU and H200 (some samples each)"
+    notes = {("A", "q"): "H200", ("A", "r"): both, ("B", "q"): "H200", ("B", "r"): "H200", ("C", "q"): both}
+    notes |= {("C", "r"): both, ("D", "q"): "best of 2: quantspec:gamma=1; H200", ("D", "r"): ""}
+    cells = [Cell("m", row, column, ours=1.0, note=note) for (row, column), note in notes.items()]
+    (said,) = measured_on(cells)
+    assert said == f"Measured on: H200. On {both}: A (r); C. On H200 (best of 2: quantspec:gamma=1): D."
+    (said,) = measured_on([*cells, Cell("n", "A", "q", ours=1.0, note="CPU")])
+    assert said.endswith("On H200 (best of 2: quantspec:gamma=1): m, D. On CPU: n, A.")
+    assert measured_on(cells[6:7]) == ["Measured on: H200 (best of 2: quantspec:gamma=1): D."]
+    assert measured_on([Cell("m", "A", "q")]) == []
 
 
 def test_rows_of_a_run_belong_to_their_task_or_point():
@@ -277,6 +290,11 @@ def test_what_a_table_shows_in_place_of_the_papers():
         "Answers end after 5 tokens.",
     ]
     assert notes_of(item, Plan(limit=3)) == ["At most 3 samples per data set."]
+    runs = {"A": Source(timed(*range(5))), "B": Source(timed(*range(4))), "C": Source({})}
+    for name, count in (("q", 4), ("r", 3)):  # of q all rows have 4 samples, of r 3
+        sources = {("7B", row, name): Source(dict(list(runs[row].rows.items())[:count])) for row in runs}
+        more = "; more, of runs that other tables share: q (4)" if count > 3 else ""
+        assert notes_of(item, Plan(limit=3), sources) == [f"At most 3 samples per data set{more}."]
     rows = tuple(replace(row, small="cocktail:encoder=bm25") for row in item.rows)
     assert "Encoder here: BM25, which needs no weights, in place of Contriever." in notes_of(
         replace(item, rows=rows), Plan(data="mini")

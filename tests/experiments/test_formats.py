@@ -8,7 +8,7 @@ from experiments import measured
 from experiments.formats.__main__ import parse_formats_options, table_of
 from experiments.formats.fold import apart, fold_formats
 from experiments.formats.grid import CLAIMS, ROWS
-from experiments.formats.which import SOURCE, bits, settings, step_milliseconds
+from experiments.formats.which import LATER, SOURCE, bits, settings, step_milliseconds
 from experiments.measured import Stored
 from kvbench.config.setting import parse_setting
 
@@ -86,11 +86,19 @@ def test_without_fp16_there_is_no_table():
 def test_times_are_found_however_their_settings_are_spelled(tmp_path):
     (tmp_path / SOURCE).parent.mkdir(parents=True)
     times = {"fp16": 7.6, "engine": 5.1, "kvarn:int4_g128:sinks=128": 5.0, "kivi:int8": 6.0}
-    rows = [{"setting": name, "tpot_s": {"median": ms / 1e3}, "status": "ok"} for name, ms in times.items()]
-    rows.append({"setting": "engine:format=fp8", "tpot_s": {"median": 1.0}, "status": "failed"})
-    (tmp_path / SOURCE).write_text(json.dumps({"rows": rows}))
+
+    def row(setting, ms, prompt=32768, status="ok"):
+        return {"setting": setting, "tpot_s": {"median": ms / 1e3}, "status": status, "prompt": prompt}
+
+    first = [*(row(name, ms) for name, ms in times.items()), row("engine:format=fp8", 1.0, status="failed")]
+    later = [row("kvarn:int4_g128:sinks=128", 9.0), row("engine:format=iq4_nl", 6.2), row("fp16", 18.6, 131072)]
+    later.append(row("engine:format=nvfp4", 8.1, 131072))  # of another length
+    for path, rows in ((SOURCE, first), (LATER, later)):
+        (tmp_path / path).write_text(json.dumps({"rows": rows}))
     lines = step_milliseconds(tmp_path)
-    assert lines == pytest.approx({"fp16 | own": 7.6, "vLLM int4 per token | open": 5.1, "KVarN k4v4 | own": 5.0})
+    wanted = {"fp16 | own": 7.6, "vLLM int4 per token | open": 5.1, "KVarN k4v4 | own": 5.0}
+    iq4_nl = {key: ms for key, ms in lines.items() if key.startswith("iq4_nl")}
+    assert lines == pytest.approx({**wanted, **iq4_nl}) and list(iq4_nl.values()) == pytest.approx([6.2])
     assert lines.keys() <= ROWS.keys()
 
 

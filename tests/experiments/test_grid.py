@@ -6,12 +6,15 @@ from dataclasses import replace
 import pytest
 
 from experiments.data import Plan
+from experiments.draw.table import amount
 from experiments.fold import figures
 from experiments.fold.cells import Cell
 from experiments.fold.claims import judge
 from experiments.fold.figures import Statistic, paired
 from experiments.fold.grid import Source, fold_grid
 from experiments.item import Claim, Column, Grid, Group, Model, Row
+from experiments.real.files import row_count
+from kvbench.metrics import intervals
 
 
 def sample(score):
@@ -102,6 +105,36 @@ def test_means_are_of_columns_not_of_samples():
     assert mean.paper == 43.97
 
 
+def test_a_set_without_variance_widens_the_interval_of_a_mean():
+    """None of 6 right, and 3 of 12: the ends are those of the sets' own intervals."""
+    item = replace(ITEM, rows=ITEM.rows[:2])
+
+    def mean_of(first, second):
+        answers = {"FP16": (first, second), "KIVI": ([0.0] * 6, [0.0] * 12)}
+        sources = {
+            ("m", row, column): Source(rows(**{f"s{i}": x for i, x in enumerate(scores)}))
+            for row, both in answers.items()
+            for column, scores in zip(("Qasper", "TREC"), both, strict=True)
+        }
+        table = fold_grid(item, Plan(models=("m",)), sources)
+        return [table.at("m", "FP16", name) for name in ("Qasper", "TREC", "Average")], table
+
+    (_, _, mean), table = mean_of([0.0] * 6, [1.0] * 3 + [0.0] * 9)
+    none, some = (tuple(100 * end for end in intervals.wilson(*counts)) for counts in ((0, 6), (3, 12)))
+    error = 100 * intervals.Z * math.sqrt(3 / 12 * 9 / 12 / 11)
+    assert mean.high == pytest.approx(12.5 + math.hypot(none[1], some[1] - 25) / 2)
+    assert mean.low == pytest.approx(12.5 - max(25 - some[0], min(error, 25)) / 2)
+    kivi = table.at("m", "KIVI", "Average")
+    pairs = [(0, 0, 0, 6), (0, 0, 3, 9)]
+    ends = [intervals.newcombe(*counts) for counts in pairs]
+    assert kivi.to_base_low == pytest.approx(-12.5 - 100 * math.hypot(ends[0][0], ends[1][0] + 0.25) / 2)
+    (claim,) = table.verdicts
+    assert (claim.least, claim.most) == pytest.approx((-kivi.to_base_high, -kivi.to_base_low))
+    assert claim.verdict == "undecided"
+    # what would decide it follows from the interval that leaves it open
+    assert claim.needed == math.ceil(18 * ((claim.ours - claim.least) / claim.ours) ** 2)
+
+
 def test_rows_are_not_at_an_end_where_prompts_were_chosen_by_length():
     sources = {
         ("m", "FP16", "Qasper"): Source(rows(a=1.0, b=0.5, c=0.0), ("run-fp",)),
@@ -115,7 +148,60 @@ def test_rows_are_not_at_an_end_where_prompts_were_chosen_by_length():
         (verdict,) = fold_grid(item, Plan(models=("m",), data="real", limit=50), sources).verdicts
         assert verdict.verdict == "undecided" and verdict.n == 3
         labels.append(verdict.label)
-    assert labels == ["all rows at hand", ""]
+    assert labels == ["needs more rows than are at hand", ""]
+
+
+def real_table(first, second, paths=(), limit=50):
+    """Return ITEM folded with --data real from scores of Qasper and of TREC; a setting without any was not run."""
+    sources = {
+        ("m", row, column): Source(rows(**{f"s{i}": x for i, x in enumerate(scores)}))
+        for column, pair in (("Qasper", first), ("TREC", second))
+        for row, scores in zip(("FP16", "KIVI"), pair, strict=True)
+    }
+    plan = Plan(models=("m",), data="real", limit=limit, paths=tuple(paths))
+    return fold_grid(replace(ITEM, rows=ITEM.rows[:2]), plan, sources)
+
+
+def test_sets_at_the_floor_are_left_out_of_a_claim_on_a_mean(monkeypatch):
+    scores = [1.0, 0.5, 1.0, 0.75], [0.25, 0.5, 0.0, 0.25]
+    (before,) = real_table(scores, ([0.0] * 6, [1.0] * 6)).verdicts
+    assert (before.n, before.label) == (10, "needs more rows than are at hand")
+    lost = frozenset({"longbench_cocktail/trec"})
+    monkeypatch.setattr("experiments.fold.rows.verdicts_of", lambda model: dict.fromkeys(lost, "at the floor"))
+    for others in ([1.0] * 6, []):  # run or not
+        table = real_table(scores, ([0.0] * 6, others))
+        (claim,) = table.verdicts
+        assert (claim.n, claim.ours) == (4, pytest.approx(100 * (0.8125 - 0.25)))
+        alone = tuple(100 * end for end in intervals.of_pairs(*scores))
+        assert (claim.least, claim.most) == pytest.approx(alone)
+        assert claim.label.startswith("without sets at the floor: TREC")
+        assert claim.paper == pytest.approx(9.63 - 9.18), "the paper's number is of the same sets"
+        mean = table.at("m", "KIVI", "Average")
+        assert (mean.ours, mean.n) == ((62.5, 10) if others else (None, 0)), "cells stay as they are"
+    (claim,) = real_table((scores[0], []), ([0.0] * 6, [1.0] * 6)).verdicts
+    assert (claim.verdict, amount(claim)) == ("not run", "- (without sets at the floor: TREC)")
+    lost |= {"longbench_cocktail/qasper"}
+    (claim,) = real_table(scores, ([0.0] * 6, [])).verdicts
+    assert claim.verdict == "at the floor" and "(Qasper, TREC)" in claim.reason
+    assert claim.paper == pytest.approx(44.55 - 43.97)
+
+
+def test_a_claim_that_needs_more_rows_than_its_files_have_is_undecided_for_rows(tmp_path):
+    def labelled(first, second, **counts):
+        for name, count in counts.items():
+            (tmp_path / f"{name}.jsonl").write_text('{"input": ""}\n' * count)
+        row_count.cache_clear()
+        (claim,) = real_table(first, second, [("longbench_cocktail", str(tmp_path))], limit=6).verdicts
+        assert claim.verdict == "undecided"
+        return claim.needed, claim.label
+
+    noisy = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0, 1.0, 0.0]
+    still = [0.5, 0.6, 0.7, 0.5, 0.6, 0.7], [0.4, 0.6, 0.5, 0.5, 0.4, 0.7]
+    missing = "needs more rows than are at hand"
+    needed, label = labelled(noisy, still, qasper=6, trec=100_000)
+    assert (needed < 1000, label) == (True, missing), "rows of TREC do not narrow Qasper's interval"
+    assert labelled(noisy, still, qasper=100_000, trec=6) == (needed, "")
+    assert labelled(noisy, still, qasper=20, trec=20) == (needed, missing)
 
 
 def test_a_setting_that_cannot_run_stays_empty_with_its_reason():

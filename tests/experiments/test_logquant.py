@@ -9,7 +9,7 @@ import pytest
 from experiments import published
 from experiments.data import Plan
 from experiments.fold.grid import Source, fold_grid
-from experiments.logquant.common import GROUPS, ROUGE, TASKS
+from experiments.logquant.common import ANSWER, GROUPS, GSM8K_KL, ROUGE, TASKS
 from experiments.logquant.table2 import ITEM as TABLE2
 from experiments.logquant.table3 import ITEM as TABLE3
 from experiments.logquant.table6 import ITEM as TABLE6
@@ -108,3 +108,16 @@ def test_every_row_that_claims_a_published_cell_has_one():
             folded = fold_grid(item, Plan(), {})
             shown = [cell for cell in folded.cells if cell.row == row.name and cell.paper is not None]
             assert shown, (name, row.name)
+
+
+def test_a_window_that_no_answer_fills_is_claimed_once():
+    """KiVi packs nothing of an answer shorter than its window: its KL is the same for all windows of Figure 6."""
+    item = items()["logquant/figure6"]
+    windows = {f"KiVi, R {exact}": exact for exact in (128, 192, 256)}
+    settings = {row.name: row.setting for row in item.rows}
+    assert {name: settings[name] for name in windows} == {n: f"hf_quantized:residual={r}" for n, r in windows.items()}
+    assert f"dataset.max_new_tokens={ANSWER}" in GSM8K_KL.options and min(windows.values()) > ANSWER
+    judged = [claim.first for claim in item.claims if claim.column == GSM8K_KL.name and claim.first in windows]
+    assert judged == ["KiVi, R 128"]
+    caption = " ".join(item.caption.split())
+    assert f"answers of {ANSWER} tokens" in caption and "its KL is the same for every R" in caption

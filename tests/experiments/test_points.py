@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.cells.jobs import stale
 from experiments.data import Plan
 from experiments.fold.figures import FIGURES
 from experiments.fold.grid import Source, fold_grid
-from experiments.fold.points import OLDER, point_source
+from experiments.fold.points import OLDER, TRITON, point_source
 from experiments.item import Claim, Column, Grid, Group, Model, Row
 
 COLUMN = Column(name="TPOT", data="efficiency", figure="tpot_s", prompt=512, batch=2, memory_gb=44.7)
@@ -19,9 +20,9 @@ def record(setting, batch=2, status="ok", tpot=0.004, **more):
     return {"setting": setting, "status": status, "prompt": 512, "batch": batch, **figures, **more}
 
 
-def write(folder, name, *rows, limit=44.7):
+def write(folder, name, *rows, limit=44.7, **more):
     folder.mkdir(exist_ok=True)
-    content = {"model": "llama2-7b", "device": "NVIDIA H200", "memory_limit_gb": limit, "rows": rows}
+    content = {"model": "llama2-7b", "device": "NVIDIA H200", "memory_limit_gb": limit, "rows": rows, **more}
     (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -137,9 +138,21 @@ def test_the_speed_of_another_model_decides_no_claim():
 def test_steps_of_older_kernels_are_told_apart(tmp_path):
     """So that a claim does not compare a batch with one of a slower kernel."""
     rows = [record("fp16", batch=batch, stepping="graph, compiled") for batch in (1, 2, 16, 18)]
-    write(tmp_path / "one", "a", *rows)
-    content = json.loads((tmp_path / "one" / "a.json").read_text())
-    (tmp_path / "one" / "a.json").write_text(json.dumps({**content, "date": "2026-11-22 11:05:59"}), encoding="utf-8")
+    write(tmp_path / "one", "a", *rows, date="2026-11-22 11:05:59")
     columns = [replace(COLUMN, batch=batch) for batch in (1, 2, 16, 18)]
     notes = [point_source("llama2-7b", "fp16", column, (tmp_path / "one",)).note for column in columns]
     assert [note.endswith(OLDER) for note in notes] == [False, True, True, False]
+
+
+def test_points_that_tritons_kernel_read_say_so_and_are_measured_again(tmp_path):
+    paths = {"logquant": "triton", "fp16": "cuda", "cocktail:reorder=false": "in_place"}
+    rows = [record(name, batch=1, stepping="graph", path=path) for name, path in paths.items()]
+    column = replace(COLUMN, batch=1)
+    for folder, date, notes in (
+        ("one", "2026-11-22 11:46:52", [f", {TRITON}", "", ""]),
+        ("two", "2026-12-01", [""] * 3),
+    ):
+        write(tmp_path / folder, "a", *rows, date=date)
+        sources = [point_source("llama2-7b", name, column, (tmp_path / folder,)) for name in paths]
+        assert [source.note for source in sources] == [f"NVIDIA H200, graph{note}" for note in notes]
+        assert [stale(source) for source in sources] == [bool(note) for note in notes]

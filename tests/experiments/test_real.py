@@ -16,14 +16,13 @@ from experiments.formats.grid import ROWS
 from experiments.formats.which import LINES as TINY_LINES
 from experiments.measured import Stored
 from experiments.real import __main__ as real
-from experiments.real import files, floors, fold, pages, plan, sentences
+from experiments.real import fold, pages, plan, sentences
 from experiments.real.stages import EIGHT, FACTORED, FACTORS, LINES, PYTHON, STAGES, Text, is_named, line_name
 from experiments.registry import items
 from experiments.runs import RunOutcome, composed
 from experiments.stored import load_result_json
 from kvbench.config.run_config import checked_config
 from kvbench.config.setting import parse_setting
-from kvbench.tasks.base import Sample
 from tests.experiments.test_real_sentences import COLUMN, NOISE, PAIR, fidelity_row, kl_file
 
 WIKI = Text("WikiText-2", "perplexity/wikitext2", "/data/wikitext2/test.raw.txt")
@@ -52,6 +51,8 @@ def test_figures_of_a_run_are_those_of_its_tokens_and_windows():
     nll = {"sum": 3.0, "n": 2}  # of the reference answer
     score = fold.run_figures([{"id": "a", "scores": {"score": 1.0}, "nll": nll, "kv_bytes": bill, "measured": {}}])
     assert score["bytes"] == 100 and score["ratio"] == 4 and fold.run_figures([]) == {"n": 0}
+    alike = fold.run_figures([{"id": str(i), "scores": {"score": 1.0}, "measured": {}} for i in range(20)])["score"]
+    assert alike["value"] == alike["high"] == 1.0 and 0.7 < alike["low"] < 0.95
     mean, interval, count = fold.difference({"samples": [3.0, 5.0, 4.0]}, {"samples": [1.0, 2.0]})
     assert (mean, count) == (2.5, 2) and interval[0] < 2.5 < interval[1]
 
@@ -75,6 +76,13 @@ def test_a_stage_is_folded_with_what_it_rests_on_and_what_is_missing(tmp_path):
     done[stage.settings[2].key] = Stored({COLUMN: dict(list(others[COLUMN].items())[:2])}, {"device": "cpu"})
     few = fold.fold_stage(done, stage, {}).text
     assert few.count("With fewer samples") == 1 and f"{stage.settings[2].name} ({COLUMN}: 2)." in few
+    one, two, key = COLUMN, "WikiText-2 4k", stage.settings[3].key
+    runs = dict.fromkeys((one, two), others[COLUMN])
+    part = fold.fold_stage(
+        {key: Stored(runs), stage.settings[2].key: Stored({one: others[COLUMN], two: {}})}, stage, {}
+    )
+    assert json.loads(part.files[fold.FILE])["missing"] == [f"{stage.settings[2].key} ({two})"]
+    assert f"Not run: {stage.settings[2].key} ({two})." in part.text
     (tmp_path / fold.FILE).write_text(folded.files[fold.FILE])
     assert fold.counts_before(tmp_path) == folded.counts and fold.counts_before(tmp_path / "none") is None
     assert fold.fold_stage({}, stage, {}).files == {}
@@ -279,54 +287,6 @@ def test_parts_end_when_the_minutes_are_over(monkeypatch, capsys):
     assert plan.make_parts(arguments, lambda stage, size: made.append((stage, size)) or 0) == 0
     assert made == [("perplexity", 148), ("kl", 64)]
     assert capsys.readouterr().out.count("is left for the same command") == len(plan.PARTS) - 2
-
-
-class Exact:
-    """A data set that scores 1 for the reference answer."""
-
-    def score(self, sample, prediction):
-        return {"score": float(prediction == sample.answers[0])}
-
-
-def test_floors_of_answers_that_know_nothing():
-    asked = [Sample(str(i), "t", "p", (answer,), 1) for i, answer in enumerate("AABA")]
-    empty, other = floors.floor_scores(Exact(), asked)
-    assert empty == [0.0] * 4 and other == [0.0, 1.0, 0.0, 1.0]
-    right, wrong = [1.0] * 6, [0.0] * 6
-    half = [1.0, 0.0] * 3
-    assert floors.figures([1.0, 1.0, 1.0, 1.0, 1.0, 0.0], wrong, wrong)["verdict"] == files.ABOVE
-    assert floors.figures(half, wrong, half[::-1])["verdict"] == floors.AT
-    assert floors.figures(wrong, wrong, half)["verdict"] == floors.AT  # worse than the floor
-    assert floors.figures(right[:2], wrong[:2], wrong[:2])["verdict"] == floors.UNKNOWN
-    gap = floors.figures(half, wrong, wrong)["gap"]
-    assert gap["value"] == 0.5 and gap["low"] < 0.5 < gap["high"]
-    whole = {"lines": [{"name": "x", "n": 6, **floors.figures(half, wrong, wrong)},
-                       {"name": "y", "n": 0, "verdict": floors.UNKNOWN, "reason": "no file"}]}  # fmt: skip
-    text = floors.floors_markdown(whole)
-    assert (
-        "| x | 6 | 50.0 | 0.0 | 0.0 | +50.0 [" in text and "| y | 0 | - | - | - | - | too few rows: no file |" in text
-    )
-
-
-def test_claims_on_sets_at_the_floor_are_counted_apart(tmp_path, monkeypatch):
-    item = items()["cocktail/table3"]
-    rows = {row.name: {f"q/{i}": scored(i, row.name) for i in range(8)} for row in item.rows}
-    plan_here = Plan(models=(files.MODEL,), data="real")
-    sources = {
-        (files.MODEL, name, column.name): Source(own, ("run",)) for name, own in rows.items() for column in item.columns
-    }
-    monkeypatch.setattr(files, "FLOORS", tmp_path / "floors.json")
-    before = {verdict.claim: verdict.verdict for verdict in fold_grid(item, plan_here, sources).verdicts}
-    assert "at the floor" not in before.values() and "holds" in before.values()
-    for verdict, word in ((floors.AT, "at the floor"), (files.ABOVE, "holds")):
-        whole = {"lines": [{"name": "longbench_cocktail/qmsum", "verdict": verdict}]}
-        (tmp_path / "floors.json").write_text(json.dumps(whole))
-        folded = fold_grid(item, plan_here, sources)
-        assert word in {one.verdict for one in folded.verdicts}
-        assert any("At the floor" in note for note in folded.notes) == (word != "holds")
-    other = {("tiny", *key[1:]): source for key, source in sources.items()}
-    folded = fold_grid(item, replace(plan_here, models=("tiny",)), other)
-    assert {one.verdict for one in folded.verdicts} == set(before.values())
 
 
 def test_what_all_rows_leave_undecided_is_counted_apart():

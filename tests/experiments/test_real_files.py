@@ -15,13 +15,13 @@ from experiments.__main__ import main
 from experiments.data import POINTS, Plan, columns_of, data_overrides, groups_of, runs_here
 from experiments.fold.cells import Cell, Folded, Verdict
 from experiments.fold.figures import SPEEDS, flips, mean_divergence
-from experiments.fold.grid import fold_grid
+from experiments.fold.grid import Source, fold_grid
 from experiments.fold.similarity import heat
 from experiments.fold.sources import missing_runs, runs_of, setting_of
 from experiments.item import Column, Computed, Grid, Model
 from experiments.real.files import PLACES, file_notes, official_rows, paths_in
 from experiments.registry import items
-from experiments.runs import composed, run_of
+from experiments.runs import composed, run_of, unfilled
 from kvbench.config.run_config import checked_config
 from kvbench.errors import ConfigError
 
@@ -141,6 +141,39 @@ def test_longer_prompts_than_the_context_are_not_comparable(folder):
     assert isinstance(words["books 1k: acceptance: QuantSpec above SnapKV"], Verdict)
     assert words["books 1k: acceptance: QuantSpec above SnapKV"].verdict == "not run"
     assert runs_here(far, Plan(models=(SMOL.preset,), lengths=(2048,), data="real"), SMOL) == ""
+
+
+def test_records_that_fill_no_prompt_are_not_comparable(tmp_path):
+    """A fold alone says so too, where no run has reported it; data that are not there are not run."""
+    item, column = items()["quantspec/table6"], "multi_lexsum: acceptance"
+    columns = tuple(replace(one, options=("dataset.lengths=[1024]",)) for one in item.columns)
+    item = replace(item, columns=columns)
+    place = tmp_path / "multi_lexsum"
+    place.mkdir()
+    for count, reason in ((40, "none of 1 records fills a prompt of 1024 tokens; the longest has"), (4000, "not run")):
+        row = {"document": " ".join(["court"] * count), "summary": "s"}
+        (place / "test.jsonl").write_text(json.dumps(row) + "\n")
+        unfilled.cache_clear()
+        plan = Plan(models=("tiny",), data="real", paths=(("multi_lexsum", str(place)),), runs=tmp_path / "runs")
+        folded = session.folded_of(item, plan, {})
+        cell = folded.at("tiny", "SnapKV, gamma 1", column)
+        short = count == 40
+        assert reason in cell.reason and cell.reason.startswith("not comparable: ") == short
+        verdicts = {(one.verdict, reason in one.reason) for one in folded.verdicts if one.claim.startswith(column)}
+        assert verdicts == {("not comparable" if short else "not run", short)}
+        others = {one.verdict for one in folded.verdicts if not one.claim.startswith(column)}
+        assert others == {"not run"} and not any(note.startswith("Files") for note in folded.notes)
+
+
+def test_files_behind_no_number_are_not_listed(plan, monkeypatch):
+    item = items()["quantspec/table6"]
+    rows = {"a": {"measured": {}}}
+    sources = {("tiny", row.name, "pg19: acceptance"): Source(rows, ("run",)) for row in item.rows}
+    monkeypatch.setattr(session, "sources_of", lambda *_: sources)
+    (note,) = [note for note in session.folded_of(item, plan, {}).notes if note.startswith("Files")]
+    assert "pg19" in note and "multi_lexsum" not in note
+    mini = session.folded_of(item, Plan(models=("tiny",), data="mini"), {})
+    assert not any(note.startswith("Files") for note in mini.notes)
 
 
 def test_the_command_line_fills_the_paths_and_path_wins(folder, tmp_path, monkeypatch):

@@ -162,6 +162,15 @@ def test_where_a_format_breaks_and_which_order_turns_round():
     assert sentences.breaks_at(noisy, FACTOR_COLUMNS) is None
 
 
+def test_a_format_without_its_base_is_not_known_to_hold():
+    whole = factor_file(**{"fp8": (6, 6, 6, 6.5), "nvfp4": (7, 7, 7, 8)})
+    del whole["lines"][2]["runs"]["factor 1"]
+    whole["missing"] = ["nvfp4 | open (factor 1)", "int8 per token | open"]
+    holds, unknown = (text.split(" | ")[-1] for text in pages.factors_table(whole)[2:])
+    assert (holds, unknown) == ("- |", "not known |")
+    assert "Not run: nvfp4 (factor 1), int8 per token." in pages.factors_basis(whole)
+
+
 def test_tables_of_the_page():
     tiny = small(0.02, 0.01)
     whole = scaled(**{PAIR[0]: 1, PAIR[1]: 2, "nvfp4 | wide": 1, "nvfp4 | open": 3, "q4_0, rotated | open": 2})

@@ -56,13 +56,17 @@ def test_claims_come_with_the_number_that_decides_them(tmp_path):
     assert "- undecided: KIVI loses: +1.50 percent (one measurement)\n" in text
     assert "- not comparable: KIVI loses: +1.50 points: eager steps\n" in text
     assert text.index("A claim *holds* where") < text.index("- holds:"), "the rule stands above the list"
-    assert "- not run: 1 claim" in text and "at most 8 samples" in text
+    assert "- not run: 1 claim" in text and "tiny-mini, at most 8 samples per data set ([table]" in text
+    place = tmp_path / "cocktail" / "table9" / "tiny-mini" / "cells.json"
+    more = "At most 8 samples per data set; more, of runs that other tables share: Mini (20)."
+    place.write_text(json.dumps({**json.loads(place.read_text(encoding="utf-8")), "notes": ["Files: a.", more]}))
+    assert f"tiny-mini, a{more[1:-1]} ([table]" in reproduce.page([ITEM], tmp_path, {})
 
 
 def test_claims_of_all_items_are_counted_together_by_models_and_data(tmp_path):
     second = Grid(**{**vars(ITEM), "id": "cocktail/table8"})
     words = ["holds", "holds", "does not hold", "undecided", "at the floor", "not comparable", "not run"]
-    rows = claim("undecided", label="all rows at hand")
+    rows = claim("undecided", label="without sets at the floor: A; needs more rows than are at hand")
     write(tmp_path / "cocktail/table9/small-real", [1.0], [*map(claim, words), rows])
     write(tmp_path / "cocktail/table8/small-real", [1.0], [claim("does not hold"), rows, rows])
     write(tmp_path / "cocktail/table8/tiny-mini", [1.0], [claim("undecided"), claim("cannot be seen")])

@@ -114,3 +114,12 @@ def test_a_bootstrap_of_few_scores_is_no_narrower_than_students_interval():
     assert intervals.of_pairs([0.9, 0.8, 0.7], [0.8, 0.6, 0.4])[0] < 0, "three gains of 0.1 to 0.3 may be none"
     many = [0.3, 0.4] * 15
     assert intervals.of_scores(many)[1] - 0.35 < 2.045 * 0.05 / 29**0.5
+
+
+def test_the_mean_of_several_figures_adds_squared_distances_to_their_ends():
+    low, high = intervals.square_and_add([0.2, 0.6], [(0.17, 0.28), (0.56, 0.75)])
+    assert (low, high) == pytest.approx((0.4 - math.hypot(0.03, 0.04) / 2, 0.4 + math.hypot(0.08, 0.15) / 2))
+    # Newcombe's interval of two unpaired shares, 56 of 70 less 48 of 80 (1998, 17:873, Table II, method 10)
+    ends = [intervals.wilson(56, 70), tuple(-end for end in reversed(intervals.wilson(48, 80)))]
+    both = intervals.square_and_add([56 / 70, -48 / 80], ends)
+    assert tuple(2 * end for end in both) == pytest.approx((0.0524, 0.3339), abs=1e-4)

@@ -111,12 +111,17 @@ def test_pairs_are_spread_over_the_channels_that_are_turned() -> None:
     assert Outliers("keys", "all", 1, 2.0).channels(32, 64) == [8, 24]
     assert Outliers("values", "all", 1, 2.0).channels(32, 64) == [16, 48]
     assert Outliers("keys", "all", 8, 2.0).channels(16, 16) == list(range(16))
-    with pytest.raises(ConfigError, match=r"model\.outliers=9: is more than the 8 pairs"):
+    with pytest.raises(ConfigError, match=r"=keys:pairs:9:factor:2: asks for 9 pairs .*, but a head has 8\.\n"):
         Outliers("keys", "all", 9, 2.0).channels(16, 16)
     assert PRESETS["first_last"].chosen(30) == [0, 29] and PRESETS["first_last"].chosen(1) == [0]
     assert Outliers("keys", "1+-1+2", 1, 2.0).chosen(3) == [1, 2]
-    with pytest.raises(ConfigError, match=r"names a layer that the model lacks: it has 3"):
-        Outliers("keys", "3", 1, 2.0).chosen(3)
+    with pytest.raises(ConfigError) as refused:
+        Outliers("keys", "1+99", 2, 64.0).chosen(3)
+    assert str(refused.value).splitlines() == [
+        "model.outliers=keys:layers:1+99: names layer 99, which the model lacks.",
+        "  allowed: layers 0 to 2, or -3 to -1 from the last",
+        "  hint: layers are all, ends, or indices joined by plus signs, such as first_last:layers:0+-1",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +190,30 @@ def test_the_shortest_text_is_the_name() -> None:
 def test_wrong_texts_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.outliers"):
         outliers(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "none:factor:4",
+            ["none:factor:4: has options, but none has no outliers.", "set none alone, or NAME:"],
+        ),
+        *(
+            (f"keys:factor:{value}", [f"has a wrong option: factor:{value}.", "a number above 0 and at most 65536"])
+            for value in ("0", "nan", "1e30", "-inf", "x")
+        ),
+        ("keys:pairs:65", ["allowed: pairs: a whole number from 1 to 64"]),
+        ("keys:side:both", ["allowed: side: keys or values"]),
+        ("keys:layers:5000", ["indices from -4096 to 4095 joined by plus signs"]),
+        ("keys:size:3", ["has no option size.", "allowed: side, layers, pairs, factor"]),
+        ("first", ["is no preset of outliers.", "allowed: none, keys, values, first_last"]),
+    ],
+)
+def test_a_refusal_names_bounds_and_form(text: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        outliers(text)
+    assert all(part in str(refused.value) for part in [*parts, "such as first_last:factor:16"])
 
 
 def test_name_identity_and_command_have_them() -> None:

@@ -14,13 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kvbench.cli import fetch
 from kvbench.cli.compose import Composer
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError, ModelError
 from kvbench.models import arithmetic, by_name
 from kvbench.models.gguf import convert
 from kvbench.models.gguf.convert import converted
-from kvbench.models.gguf.place import RECORD, checkpoint_of, gguf_label, models_folder, record
+from kvbench.models.gguf.place import RECORD, checkpoint_of, finished, gguf_label, models_folder, record
 from kvbench.models.load import load_model
 from kvbench.models.spec import ModelConfig
 from kvbench.results.identity import identity
@@ -213,6 +214,25 @@ def test_a_file_is_a_model_on_the_command_line(toy: Path, monkeypatch: pytest.Mo
     (job,) = composer.check(["model=llama2-7b", f"model.path={toy}", "dataset=mini_text", "dataset.lengths=[64]"])
     model = composer.configuration(job).model
     assert (model.name, model.hub_id, model.architecture) == ("toy-q4_1", None, None)
+
+
+def test_a_file_that_is_missing_is_named_and_fetch_converts_one_that_is_there(
+    toy: Path, empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(toy.parent)
+    assert fetch.main(["model=./missing.gguf"]) == 2
+    refusal = capsys.readouterr().err
+    assert "model=./missing.gguf: does not exist." in refusal and "./FOLDER or ./FILE.gguf" in refusal
+    assert f"name a GGUF file that exists, as in model=./FILE.gguf; {Path()} has {toy.name}" in refusal
+    assert "config.json" not in refusal
+    assert fetch.main(["model=tiny", f"model.path={tmp_path / 'no.gguf'}"]) == 2
+    refusal = capsys.readouterr().err
+    assert f"python -m kvbench.fetch model={tmp_path / 'no.gguf'} converts it" in refusal
+    digest = sha256(toy)
+    assert not left(empty)
+    typed = [f"model=./{toy.name}", "dataset=mini_text", "dataset.lengths=[64]"]
+    assert fetch.main(typed) == 0 and finished(digest) is not None
+    assert fetch.main(["--help"]) == 0 and "./FILE.gguf" in capsys.readouterr().out.partition("usage:")[2]
 
 
 def test_both_digests_are_part_of_the_identity_and_the_place_is_not(toy: Path, tmp_path: Path) -> None:
