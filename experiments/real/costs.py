@@ -225,10 +225,10 @@ def items_table(items: Sequence[Content]) -> list[str]:
     for item in items:
         runs = f"{item['runs']}{f' (+ {own} not here)' if (own := item['not_here']) else ''}" if item["groups"] else "-"
         answers = sum(group["runs"] * group["samples"] for group in item["groups"]) or "-"
-        least = "at least " if item["share"] < 1 else ""
+        part = "part: " if item["share"] < 1 else ""
         times = ["-", "-"]
         if item["seconds"] is not None:
-            times = [f"{least}{item['seconds']:,}", f"{least}{hours_text(item['hours'])}"]
+            times = [f"{part}{item['seconds']:,}", f"{part}{hours_text(item['hours'])}"]
         shares = [f"{100 * item[key]:.0f}" for key in ("share", "measured")]
         body.append([item["id"], str(item["n"]), runs, str(answers), *times, *shares])
     head = ["item", "n", "runs", "samples", "processor seconds", "hours on two cores"]
@@ -244,14 +244,13 @@ def together_text(whole: Content) -> str:
     """Return what all items take together, with runs that several of them have made once; what is not reckoned."""
     items = whole["items"]
     alone, once = (sum(item[key] or 0 for item in items) for key in ("seconds", "seconds_new"))
-    least = "at least " if any(item["share"] < 1 or item["seconds"] is None for item in items) else ""
     lacking = sorted(
         {one for item in items for group in item["groups"] for one in group["from"] if one not in whole["classes"]}
     )
     missing = f" Not measured yet, so left out: {', '.join(f'`{name}`' for name in lacking)}." if lacking else ""
     return (
-        f"Together {least}{hours_text(hours_on_two_cores(alone))} hours, each item by itself; "
-        f"{least}{hours_text(hours_on_two_cores(once))} where runs that several items have are made once, as in one "
+        f"Together {hours_text(hours_on_two_cores(alone))} hours, each item by itself; "
+        f"{hours_text(hours_on_two_cores(once))} where runs that several items have are made once, as in one "
         f"command. Runs that are not here lack their data, an encoder or a calibration on this machine.{missing}"
     )
 

@@ -70,11 +70,11 @@ def timed_run(run: Run, number: int, before: Run | None = None) -> Class:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         if before is not None:
-            _timed(before, number, folder)
-        return _timed(run, number, folder)
+            _first_samples(before, number, folder)
+        return _first_samples(run, number, folder)
 
 
-def _timed(run: Run, number: int, folder: str) -> dict[str, Any]:
+def _first_samples(run: Run, number: int, folder: str) -> dict[str, Any]:
     from kvbench.results.identity import run_id
     from kvbench.results.store import RunStore
     from kvbench.runner import resolve
