@@ -2,8 +2,9 @@
 
 Stages: ``kl`` (all formats), ``perplexity``, ``retrieval`` (with bytes), ``outliers`` and ``items`` (the papers' tables
 and figures with ``--data real``); ``floors`` compares fp16 with empty and with random answers, ``weights`` the model's
-weights with those that they were rounded from, where these can be had. ``eight`` is what README's second table shows of
-``kl``, ``perplexity`` and ``retrieval``; ``all`` is the plan, part by part. The same command goes on where it stopped;
+weights with those that they were rounded from, where these can be had, and ``time`` measures what a few samples of
+the items take on two cores. ``eight`` is what README's second table shows of ``kl``, ``perplexity`` and ``retrieval``;
+``all`` is the plan, part by part. The same command goes on where it stopped;
 ``--fold-only`` writes the files of what is there, ``--pages`` the tables of README and docs/which-format.md from them.
 WikiText-2 and the papers' data come from ``--data-dir`` (default: KVBENCH_DATA) or the hub; without either, the texts
 that come with Python are read, and every table says so.
@@ -44,6 +45,7 @@ def parse_real_options(given: Sequence[str]) -> argparse.Namespace:
     add("--plan", action="store_true", help="print the plan: what is measured in which order, at what cost")
     add("--items", nargs="+", default=[], metavar="ITEM", help="of the stage items: which (default: those of the plan)")
     add("--prompts", type=positive, metavar="N", help="of items and floors: samples per data set (default: the plan's)")
+    add("--samples", type=positive, default=1, metavar="N", help="of the stage time: samples measured of each class")
     add("--short", action="store_true", help="the first text and context of a stage alone (eight has no others)")
     add("--against", metavar="MODEL", help="of weights: the model whose weights were rounded (default: the preset's)")
     add("--minutes", type=float, metavar="N", help="of the stage all: begin no further part after so many")
@@ -64,7 +66,7 @@ def check_chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
     from experiments.real.plan import PARTS
 
     planned = [name for part in PARTS for name in part.items]
-    if arguments.items and not {"items", "all"}.intersection(arguments.stages):
+    if arguments.items and not {"items", "time", "all"}.intersection(arguments.stages):
         parser.error("--items needs the stage items: python -m experiments.real items --items ITEM")
     for name in arguments.items:
         if name not in planned:
@@ -77,7 +79,7 @@ def check_chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
     measured.check_names(parser, arguments.only, list(dict.fromkeys([*known, *(one.key for one in settings)])))
 
 
-CHOICES = ("eight", *STAGES, "weights", "items", "floors", "all")
+CHOICES = ("eight", *STAGES, "weights", "items", "floors", "time", "all")
 
 
 def texts_of(arguments: argparse.Namespace) -> list[Text]:
@@ -171,6 +173,10 @@ def _make(name: str, given: Sequence[str], arguments: argparse.Namespace) -> int
         return plan.make_items(arguments)
     if name == "floors":
         return floors.make_floors(arguments)
+    if name == "time":
+        from experiments.real import timing
+
+        return timing.make_time(arguments)
     if name == "all":
 
         def make(stage: str, size: int) -> int:

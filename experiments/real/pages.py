@@ -15,6 +15,8 @@ from typing import Any
 from experiments.checks.rules import Block, check_documents
 from experiments.formats.grid import TAILS, Tail
 from experiments.formats.which import LINES
+from experiments.real.costs import FILE as TIME
+from experiments.real.costs import time_markdown
 from experiments.real.draw import draw_pictures
 from experiments.real.fold import FILE, by_name, fewer, measured_on, short, stage_content, stage_markdown, with_interval
 from experiments.real.sentences import (
@@ -33,7 +35,7 @@ from experiments.real.sentences import (
 )
 from experiments.real.stages import EIGHT, RETRIEVAL, STAGES, line_name
 from experiments.real.weights import NAME as WEIGHTS
-from experiments.stored import ROOT, load_result_json, markdown_table
+from experiments.stored import ROOT, content, load_result_json, markdown_table
 from kvbench.metrics import intervals
 
 FOLDER = ROOT / "results" / "smollm2"
@@ -192,6 +194,9 @@ def page_blocks(folder: Path = FOLDER) -> list[Block]:
     tables = {f"{source}/{name}": whole for name, whole in files.items()}
     tables[f"{BUNDLED.relative_to(ROOT)}/outliers"] = small
     blocks = [Block(f"{place}/table.md", stage_markdown(whole), place) for place, whole in tables.items() if whole]
+    time_file = folder / "time" / TIME
+    if time_file.exists():
+        blocks.append(Block(f"{source}/time/table.md", time_markdown(content(time_file)), f"{source}/time/{TIME}"))
     kl, perplexity, outliers = (files[name] for name in ("kl", "perplexity", "outliers"))
     tiny = load_result_json(LINES)["lines"]
     parts: dict[str, Sequence[str]] = {}
