@@ -29,7 +29,7 @@ def reason_rules() -> Iterator[Rule]:
         right = {int(row["tokens"]): int(row["right"]) for row in csv_rows(lengths) if row["setting"] == "kivi 2"}
         later = f"{right[2000]}, {right[4000]} and {right[8000]} at 2,000, 4,000 and 8,000"
         yield Text(MODEL, lengths, f"In 100 others (seed 0) int2 is right in {right[50]} at 50")
-        yield Text(MODEL, lengths, f"tokens, and in {later}, while")
+        yield Text(MODEL, lengths, f"tokens (p = {mcnemar(100 - right[50], 0)}), and in {later}, while")
         lost = measured["n"] - bundled["settings"]["kivi int2"]["right"]["50"] + 100 - right[50]
         shown = f"{100 * lost / 300} points at 50 tokens can be seen (p = {mcnemar(lost, 0)})"
         yield Text(MODEL, f"{NOISE}, {lengths}", shown)
