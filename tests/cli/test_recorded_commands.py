@@ -86,7 +86,11 @@ def test_commands_of_the_files_are_taken(path: Path) -> None:
     given = str(FILES[path]).split()
     if str(FILES[path]) == CELLS:  # many calls of kvbench.bench, which the rows' settings, prompts and batches name
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        assert rows and all({"setting", "prompt", "batch"} <= row.keys() for row in rows)
+        assert rows and all({"prompt", "batch"} <= row.keys() for row in rows)
+        for row in rows:
+            each = setting.parse_setting(row["setting"])
+            assert str(each) == row["setting"]
+            each.load()
         return
     args = bench_parser(given[0]).parse_args(given)
     assert args.command == given[0]
