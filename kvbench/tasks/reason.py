@@ -2,7 +2,7 @@
 
 A sample is a generated program (:mod:`kvbench.tasks.programs`), and the answer its trace, of 50 to 8000 tokens. Each
 step needs a line of the program, which a method has packed by then, so that a format whose reads go wrong once in a
-few thousand tokens shows no loss over 50 tokens, and fails most answers over 8000. The data set is for
+few thousand tokens shows little loss over 50 tokens, and fails most answers over 8000. The data set is for
 ``model=tiny-reason``, which is trained on other programs of this kind; other models are not told what to do.
 """
 
