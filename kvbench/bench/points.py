@@ -20,12 +20,13 @@ from kvbench.bench.report import Recording, Row, failed_row
 from kvbench.cache.progress import Options
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse_setting
+from kvbench.decoding.compiled import load_joined
 from kvbench.errors import ConfigError, ModelError
 from kvbench.measure.meter import How, Meter
 from kvbench.measure.stock import SHOWN
 from kvbench.methods.base import Method
 from kvbench.models import shared
-from kvbench.models.load import LoadedModel, load_model, resolve_device
+from kvbench.models.load import LoadedModel, resolve_device
 from kvbench.profiling.device import limited
 from kvbench.profiling.machine import Counter, idle_power, machine_state
 from kvbench.profiling.memory import release
@@ -78,8 +79,9 @@ def loaded_model(args: argparse.Namespace) -> LoadedModel:
         ModelError: the model is unavailable, or does not fit into the memory.
     """
     config = model_config(args.model, weights=args.weights, dtype=args.dtype)
+    runtime = RuntimeConfig(device=args.device, seed=args.seed, compile=getattr(args, "compile", False))
     try:
-        loaded = shared.take(config, RuntimeConfig(device=args.device, seed=args.seed), load_model)
+        loaded = shared.take(config, runtime, load_joined)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -33,6 +33,7 @@ from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse_setting
 from kvbench.decoding import speculative
 from kvbench.decoding.autoregressive import continued
+from kvbench.decoding.compiled import load_joined
 from kvbench.decoding.drafting import prepare_draft
 from kvbench.decoding.round_times import Round, totals
 from kvbench.decoding.rounds import captured_rounds
@@ -42,7 +43,6 @@ from kvbench.measure.random_fill import fill_at_random
 from kvbench.methods.base import Method
 from kvbench.methods.speculation import AUTO, Speculation
 from kvbench.models import shared
-from kvbench.models.load import load_model
 from kvbench.profiling.memory import release
 from kvbench.profiling.timing import median
 from kvbench.results.speculation import round_times
@@ -146,7 +146,8 @@ class SpeculationBench:
         self.give_back()
         self.name = name
         config = model_config(name, dtype=self.args.dtype)
-        self.loaded = shared.take(config, RuntimeConfig(device=self.args.device, seed=self.args.seed), load_model)
+        runtime = RuntimeConfig(device=self.args.device, seed=self.args.seed, compile=self.args.compile)
+        self.loaded = shared.take(config, runtime, load_joined)
         self.say(f"{name} loaded")
 
     def give_back(self) -> None:

@@ -18,14 +18,21 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from kvbench.linear import int4, layout, matvec
 from kvbench.linear.int4 import Int4Weight
+from kvbench.models.devices import Runtime
 from kvbench.models.int4 import DraftLinear, Int4Linear
+from kvbench.models.load import load_model
+from kvbench.util.failures import is_out_of_memory
+
+if TYPE_CHECKING:
+    from kvbench.models.load import LoadedModel
+    from kvbench.models.spec import ModelConfig
 
 #: linear layers of one module that read the same input
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -100,22 +107,15 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
     The weights of the layers become views of one buffer. The layer that is called first computes the whole product; the
     others only return their slices. Nothing may therefore modify the shared input between these calls.
 
-    Nothing is changed unless all layers can be replaced (:func:`joinable_linear`) and have the same input size, format
-    and device, all or none of them have a bias, and the module calls them in the order of `names`. The output channels
-    of 4-bit weights must fill whole tiles.
-
-    `undo` and `drafting` are those of :func:`products`.
+    Nothing is changed unless they can be joined (:func:`joinable_linears`). `undo` and `drafting` are those of
+    :func:`products`.
     """
     members = [getattr(module, name, None) for name in names]
-    linears = [linear for member in members if (linear := joinable_linear(member, drafting)) is not None]
-    if len(linears) < len(names) or order_of_calls(module, names) != list(names):
+    linears = joinable_linears(module, names, drafting)
+    if not linears:
         return
     biases = [linear.bias for linear in linears]
-    if len({joining_form(linear) for linear in linears}) > 1 or len({bias is None for bias in biases}) > 1:
-        return
     four = [linear for linear in linears if isinstance(linear, Int4Linear)]
-    if any(linear.out_features % layout.ROWS for linear in four):
-        return
     whole = whole_int4(four) if four else whole_weight([one for one in linears if isinstance(one, nn.Linear)])
     first, product = 0, Product()
     bias = None if biases[0] is None else torch.cat([one.detach() for one in biases if one is not None])
@@ -123,6 +123,24 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
         assert member is not None
         undo.append(replaced(member, slice_forward(whole, bias, first, first + linear.out_features, product)))
         first += linear.out_features
+
+
+def joinable_linears(module: nn.Module, names: Sequence[str], drafting: bool = False) -> list[Linear]:
+    """Return the linear layers of a module that can be computed as one matrix product; an empty list if they cannot.
+
+    They can if all of them can be replaced (:func:`joinable_linear`) and have the same input size, format and device,
+    all or none of them have a bias, and the module calls them in the order of `names`. The output channels of 4-bit
+    weights must fill whole tiles.
+    """
+    members = [getattr(module, name, None) for name in names]
+    linears = [linear for member in members if (linear := joinable_linear(member, drafting)) is not None]
+    if len(linears) < len(names) or order_of_calls(module, names) != list(names):
+        return []
+    if len({joining_form(linear) for linear in linears}) > 1 or len({one.bias is None for one in linears}) > 1:
+        return []
+    if any(isinstance(linear, Int4Linear) and linear.out_features % layout.ROWS for linear in linears):
+        return []
+    return linears
 
 
 def joining_form(linear: Linear) -> tuple[Any, ...]:
@@ -308,6 +326,43 @@ def around(model: Any, on: bool, rows: int, drafting: bool = False) -> Iterator[
     finally:
         for restore in reversed(undo):
             restore()
+
+
+class CompiledRuntime(Runtime, Protocol):
+    """Protocol of the configuration fields that decide where a model is loaded, and whether steps are compiled."""
+
+    @property
+    def compile(self) -> bool:
+        """True: everything except attention is compiled in captured steps."""
+
+
+def load_joined(model: ModelConfig, runtime: CompiledRuntime) -> LoadedModel:
+    """Load a model, with the weights of layers that compiled steps compute as one product in one buffer (:func:`join`).
+
+    They are joined while memory is still empty: beside a cache that fills it, there is no room for a layer's copy. A
+    model that several runs share also stays as it was loaded.
+
+    Raises:
+        KvbenchError: as :func:`kvbench.models.load.load_model`.
+    """
+    loaded = load_model(model, runtime)
+    if runtime.compile and loaded.device.type == "cuda":
+        try:
+            join_weights(loaded.model)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):  # then the rest is joined with the first compiled step, if at all
+                raise
+    return loaded
+
+
+def join_weights(model: Any) -> None:
+    """Make weights of layers that read the same input views of one buffer, in all decoder layers; not those of 4 bits."""
+    for layer in decoder_layers(model):
+        for module in layer.modules():
+            for names in JOINED:
+                linears = joinable_linears(module, names)
+                if linears and all(isinstance(linear, nn.Linear) for linear in linears):
+                    whole_weight([linear for linear in linears if isinstance(linear, nn.Linear)])
 
 
 def decoder_layers(model: Any) -> Sequence[nn.Module]:

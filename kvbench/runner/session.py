@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvbench.cache.progress import Options
 from kvbench.config.run_config import RunConfig
+from kvbench.decoding.compiled import load_joined
 from kvbench.decoding.drafting import prepare_draft
 from kvbench.errors import ConfigError
 from kvbench.models import shared
-from kvbench.models.load import LoadedModel, load_model
+from kvbench.models.load import LoadedModel
 from kvbench.profiling.device import device_name
 from kvbench.results.environment import cpu_name
 from kvbench.results.samples import Row
@@ -48,7 +49,7 @@ class Session:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        loaded = shared.take(config.model, config.runtime, load_model)
+        loaded = shared.take(config.model, config.runtime, load_joined)
         prepare_draft(loaded.model, config.method.speculation)
         self._loaded: LoadedModel | None = loaded
         self.device = loaded.device

@@ -144,7 +144,7 @@ def test_without_a_gpu_or_with_wrong_words_nothing_is_measured(tmp_path, monkeyp
     assert "no such quantizer" in capsys.readouterr().err
     with monkeypatch.context() as patch:  # said before anything is measured
         patch.setattr(Cocktail, "ready", lambda self: (_ for _ in ()).throw(ModelError("no encoder")))
-        patch.setattr(points, "load_model", None)
+        patch.setattr(points, "load_joined", None)
         assert command.main(["memory", *HERE, "--settings", "fp16", "cocktail", "--out", str(tmp_path)]) == 1
         assert "no encoder" in capsys.readouterr().err
     assert command.main(["tpot", *HERE, "--weights", "pretrained", "--contexts", "8k", "--out", str(tmp_path)]) == 2
@@ -180,7 +180,7 @@ def test_a_model_without_room_and_a_disk_without_any_are_said(tmp_path, monkeypa
     def none(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
 
-    monkeypatch.setattr(points, "load_model", none)
+    monkeypatch.setattr(points, "load_joined", none)
     assert command.main([*given, "--memory-limit-gb", "8"]) == 1
     assert "tiny does not fit on cpu within --memory-limit-gb 8" in capsys.readouterr().err
 
@@ -297,7 +297,7 @@ def test_an_attempt_that_fails_is_a_record(monkeypatch):
 def test_a_pretrained_model_has_a_longest_sequence(monkeypatch):
     def check(contexts, new, random):
         loaded = SimpleNamespace(random_weights=random, max_length=4096)
-        monkeypatch.setattr(points, "load_model", lambda *given: loaded)
+        monkeypatch.setattr(points, "load_joined", lambda *given: loaded)
         assert points.loaded_model(bench("tpot", "--contexts", *contexts, "--new-tokens", new).args) is loaded
 
     check(["64", "4000"], "96", False)

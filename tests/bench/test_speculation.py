@@ -118,7 +118,7 @@ def test_a_run_measures_every_case_and_says_that_the_text_is_meaningless(
         loads.append(config.name)
         return SimpleNamespace(model=zoo.restless())
 
-    monkeypatch.setattr(speculation_bench, "load_model", load)
+    monkeypatch.setattr(speculation_bench, "load_joined", load)
     monkeypatch.setitem(speculation_bench.CASES, "quantspec", ("quantspec", 0))  # 4-bit weights are slow on a CPU
     arguments = ["--cases", "plain", "quantspec", "snapkv", "--points", "tiny:1:280", "tiny:2:40", "--device", "cpu"]
     arguments += ["--gammas", "1", "3", "--side-gammas", "2", "--tokens", "4", "--blocks", "2", "--dtype", "float32"]

@@ -24,7 +24,7 @@ from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.linear import int4 as linear_int4
 from kvbench.linear import matvec
 from kvbench.methods import load_method
-from kvbench.models import int4
+from kvbench.models import int4, shared
 from tests import zoo
 from tests.decoding.recorded_oracle import Oracle, part
 from tests.methods.test_quantspec import small
@@ -147,6 +147,57 @@ def test_no_room_for_a_joined_weight_leaves_the_model_as_it_was(
     with pytest.raises(torch.OutOfMemoryError), compiled.around(llama, True, rows=1):
         pass
     assert len(calls) == 2 and not any("forward" in module.__dict__ for module in llama.modules())
+
+
+@torch.no_grad()
+def test_a_model_loaded_for_compiled_steps_is_not_changed_by_them(
+    llama: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are joined before there is a cache, and values, outputs and bytes are those of before."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    ids = torch.arange(2, 12)[None]
+    wanted, weights = llama(ids).logits, {name: value.clone() for name, value in llama.state_dict().items()}
+    loaded = SimpleNamespace(model=llama, device=torch.device("cuda"))
+    monkeypatch.setattr(compiled, "load_model", lambda *args: loaded)
+    assert compiled.load_joined("toy", SimpleNamespace(compile=True)) is loaded
+    for layer in llama.model.layers:
+        for module, names in zip((layer.self_attn, layer.mlp), compiled.JOINED, strict=True):
+            parts = [getattr(module, name).weight.data for name in names]
+            assert compiled.adjacent(parts) is not None
+    assert all(torch.equal(weights[name], value) for name, value in llama.state_dict().items())
+    assert torch.equal(llama(ids).logits, wanted)
+    before = shared.model_state(llama)
+    with compiled.around(llama, True, rows=1):
+        torch.testing.assert_close(llama(ids).logits, wanted)
+    assert shared.model_state(llama) == before
+
+
+@pytest.mark.parametrize(("compile", "device"), [(False, "cuda"), (True, "cpu")])
+def test_other_loaded_models_are_left_alone(
+    compile: bool, device: str, llama: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, before = SimpleNamespace(model=llama, device=torch.device(device)), shared.model_state(llama)
+    monkeypatch.setattr(compiled, "load_model", lambda *args: loaded)
+    compiled.load_joined("toy", SimpleNamespace(compile=compile))
+    assert shared.model_state(llama) == before
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("broken")])
+def test_a_model_that_fits_without_joined_weights_is_loaded(
+    error: RuntimeError, llama: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = {name: value.clone() for name, value in llama.state_dict().items()}
+
+    def full(tensors: Sequence[torch.Tensor], *more: object) -> torch.Tensor:
+        raise error
+
+    loaded = SimpleNamespace(model=llama, device=torch.device("cuda"))
+    monkeypatch.setattr(compiled, "load_model", lambda *args: loaded)
+    monkeypatch.setattr(torch, "cat", full)
+    with nullcontext() if isinstance(error, torch.OutOfMemoryError) else pytest.raises(RuntimeError, match="broken"):
+        assert compiled.load_joined("toy", SimpleNamespace(compile=True)) is loaded
+    monkeypatch.undo()
+    assert all(torch.equal(weights[name], value) for name, value in llama.state_dict().items())
 
 
 @pytest.mark.parametrize("rows", [1, 3, 17])

@@ -29,7 +29,7 @@ def no_model(monkeypatch) -> None:
     def refuse(*_):
         raise AssertionError("the model was loaded although nothing is missing")
 
-    monkeypatch.setattr("kvbench.runner.session.load_model", refuse)
+    monkeypatch.setattr("kvbench.runner.session.load_joined", refuse)
 
 
 def broken(monkeypatch, error: Callable | BaseException, when=lambda sample: True) -> None:
@@ -202,7 +202,7 @@ def test_out_of_memory_while_loading(tmp_path, monkeypatch):
     def refuse(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 77 bytes.")
 
-    monkeypatch.setattr("kvbench.runner.session.load_model", refuse)
+    monkeypatch.setattr("kvbench.runner.session.load_joined", refuse)
     metrics = answer_run(config(tmp_path))
     assert on_disk(metrics)["status"] == "oom"
     assert metrics["oom"]["bytes_asked"] == 77
@@ -231,7 +231,7 @@ def test_a_model_that_cannot_be_had_is_recorded_and_raised(tmp_path, monkeypatch
     def refuse(*_):
         raise ModelError("model toy: not here")
 
-    monkeypatch.setattr("kvbench.runner.session.load_model", refuse)
+    monkeypatch.setattr("kvbench.runner.session.load_joined", refuse)
     with pytest.raises(ModelError, match="not here"):
         answer_run(config(tmp_path))
     (directory,) = tmp_path.iterdir()
@@ -343,7 +343,7 @@ def test_what_a_method_lacks_is_said_before_the_model_is_loaded(tmp_path, monkey
         raise ModelError("no weights of the encoder")
 
     monkeypatch.setattr(Kivi, "ready", lacks)
-    monkeypatch.setattr("kvbench.runner.session.load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("kvbench.runner.session.load_joined", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(ModelError, match="no weights of the encoder"):
         answer_run(config(tmp_path))
     (metrics,) = tmp_path.glob("*/metrics.json")

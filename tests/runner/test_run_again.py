@@ -24,7 +24,7 @@ from tests.run_support import ToyTask, config
 
 
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.runner.session.load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("kvbench.runner.session.load_joined", lambda *_: pytest.fail("the model was loaded"))
 
 
 def test_every_row_says_which_code_made_it(tmp_path):

@@ -67,7 +67,7 @@ def opened(monkeypatch):
             loads.append(args)
             return loaded
 
-        monkeypatch.setattr(module, "load_model", load)
+        monkeypatch.setattr(module, "load_joined", load)
         monkeypatch.setattr(module, "prepare_draft", lambda *args: prepared.append(args))
         monkeypatch.setattr(module, "device_name", lambda at: "A GPU" if at.type == "cuda" else None)
         config: Any = SimpleNamespace(

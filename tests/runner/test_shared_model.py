@@ -62,13 +62,13 @@ def test_rows_of_runs_that_share_a_model_are_those_of_single_runs(
 ) -> None:
     monkeypatch.setattr(shared, "_shelf", None)
     loads: list[int] = []
-    real = session.load_model
+    real = session.load_joined
 
     def load(model: Any, runtime: Any) -> Any:
         loads.append(runtime.seed)
         return real(model, runtime)
 
-    monkeypatch.setattr(session, "load_model", load)
+    monkeypatch.setattr(session, "load_joined", load)
     sweep = []
     for one in grid(tmp_path / "sweep")[chosen]:
         with shared.sharing():

@@ -137,7 +137,7 @@ def workshop(tmp_path, monkeypatch):
 
 
 def never_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.runner.session.load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("kvbench.runner.session.load_joined", lambda *_: pytest.fail("the model was loaded"))
 
 
 @pytest.mark.parametrize("part", fast(EDITS, ["base", "task"]))
