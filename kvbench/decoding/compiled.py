@@ -356,7 +356,7 @@ def load_joined(model: ModelConfig, runtime: CompiledRuntime) -> LoadedModel:
 
 
 def join_weights(model: Any) -> None:
-    """Make weights of layers that read the same input views of one buffer, in all decoder layers; not those of 4 bits."""
+    """Make weights of layers that read the same input views of one buffer, in all decoder layers, unless of 4 bits."""
     for layer in decoder_layers(model):
         for module in layer.modules():
             for names in JOINED:
