@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -18,6 +19,8 @@ HATCHES = ("", "//", "\\\\", "xx", "..", "--", "++", "oo")
 WIDTH, LETTERS = 6.5, 9
 #: characters of a title's line
 TITLE = 88
+#: the coordinates of a path or of a mark, and a number with more than two decimals
+_PATH, _LONG = re.compile(r'(?<=\b[dxy]=")[^"]*'), re.compile(r"-?\d+\.\d{3,}")
 
 
 NO_MATPLOTLIB = "no figure, because matplotlib is not installed.\n  hint: run pip install 'kvbench[plot]'"
@@ -44,7 +47,14 @@ def draw_item(item: Item, folded: Folded, folder: Path) -> str:
         figure.savefig(folder / "figure.png", dpi=200)
         figure.savefig(folder / "figure.svg", metadata={"Date": None})
         pyplot.close(figure)
+    svg = folder / "figure.svg"
+    svg.write_text(with_short_coordinates(svg.read_text(encoding="utf-8")), encoding="utf-8")
     return ""
+
+
+def with_short_coordinates(svg: str) -> str:
+    """Return an SVG whose coordinates are in hundredths of a point, with fewer bytes."""
+    return _PATH.sub(lambda path: _LONG.sub(lambda number: f"{float(number[0]):.2f}", path[0]), svg)
 
 
 def _draw_lines(item: Item, folded: Folded, pyplot: Any) -> Any:

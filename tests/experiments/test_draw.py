@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.data import Plan
-from experiments.draw.figure import NO_MATPLOTLIB, draw_item
+from experiments.draw.figure import NO_MATPLOTLIB, draw_item, with_short_coordinates
 from experiments.draw.table import (
     amount,
     because,
@@ -133,3 +133,11 @@ def test_a_sweep_is_drawn(tmp_path):
     assert draw_item(ITEM, folded(), tmp_path) == ""
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (tmp_path / "figure.svg").read_text(encoding="utf-8")
+
+
+def test_paths_have_hundredths_of_a_point_and_all_else_its_digits() -> None:
+    whole = '<path id="d" d="M 43.040006 -93.996 L 12 0.5 L 1e-05 2" x="1.23456" transform="scale(0.015625)"/>'
+    assert (
+        with_short_coordinates(whole)
+        == '<path id="d" d="M 43.04 -94.00 L 12 0.5 L 1e-05 2" x="1.23" transform="scale(0.015625)"/>'
+    )
