@@ -23,7 +23,7 @@ from kvbench.util.door import reporting
 def parse_reason_options(given: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = measured.table_parser("experiments.reason", __doc__, "results/runs/reason", batch=8, limit=100)
-    parser.add_argument("--lines", type=int, default=128, help="lines of a program (default: %(default)s)")
+    parser.add_argument("--lines", type=int, default=140, help="lines of a program (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="random seed of the programs (default: %(default)s)")
     parser.set_defaults(model="tiny-reason")
     return measured.set_chosen(parser, parser.parse_args(given), SETTINGS, "results/tiny/reason")

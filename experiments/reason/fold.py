@@ -32,7 +32,7 @@ SETTINGS = tuple(Setting(name, "", setting) for name, setting in _SETTINGS.items
 LENGTHS = (50, 2000, 4000, 8000)
 RUN = "reason"
 #: noise of the training whose model is bundled
-BUNDLED_NOISE = 0.07
+BUNDLED_NOISE = 0.1
 
 
 def longest_answers(lines: int, limit: int, seed: int) -> dict[str, list[str]]:

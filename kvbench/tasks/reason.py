@@ -51,7 +51,7 @@ class Reason(Task):
 
     name: str = "reason"
     lengths: tuple[int, ...] = bounded((50, 2000), minimum=2)
-    lines: int = bounded(128, minimum=8, maximum=MOST_LINES)
+    lines: int = bounded(140, minimum=8, maximum=MOST_LINES)
     limit: int = bounded(100, minimum=1, maximum=10_000)
     seed: int = bounded(0, minimum=0, maximum=MOST)
 

@@ -175,7 +175,7 @@ def test_rows_of_two_kinds_or_of_none_are_refused(tmp_path) -> None:
 def stored(wrong_at: dict[int, int], limit: int) -> Stored:
     """Answers of which some are wrong from a token on."""
     rows = {}
-    for number, sample in enumerate(Reason(lengths=(max(LENGTHS),), limit=limit).samples()):
+    for number, sample in enumerate(Reason(lengths=(max(LENGTHS),), lines=128, limit=limit).samples()):
         words = sample.answers[0].split()
         if number in wrong_at:
             words[wrong_at[number] :] = ["x"] * (len(words) - wrong_at[number])

@@ -17,7 +17,7 @@ from kvbench.tasks.reason import Reason
 
 def test_bytes_are_pinned() -> None:
     """A change of these means a new `version`."""
-    sample = next(Reason(lengths=(200,), limit=1).samples())
+    sample = next(Reason(lengths=(200,), lines=128, limit=1).samples())
     text = f"{sample.prompt}{sample.target}"
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "72cdc35f7a9f318e"
     assert sample.prompt.startswith("program\n") and sample.prompt.endswith("\ntrace")
@@ -64,13 +64,15 @@ def test_the_preset_is_the_data_set_with_its_defaults() -> None:
 )
 def test_wrong_lengths_are_refused(options: dict[str, object], hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
-        replace(Reason(), **options).check()
+        replace(Reason(lines=128), **options).check()
     replace(Reason(), lengths=(8000,), lines=125).check()
 
 
 def test_answers_must_fit_the_model() -> None:
     def fits(max_length: int) -> None:
-        Reason(lengths=(8000,)).fits(SimpleNamespace(model=SimpleNamespace(max_length=max_length, random=False)))  # type: ignore[arg-type]
+        Reason(lengths=(8000,), lines=128).fits(
+            SimpleNamespace(model=SimpleNamespace(max_length=max_length, random=False))
+        )  # type: ignore[arg-type]
 
     fits(9030)
     with pytest.raises(ConfigError, match="at most 3066"):
