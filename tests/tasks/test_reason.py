@@ -20,6 +20,8 @@ def test_bytes_are_pinned() -> None:
     sample = next(Reason(lengths=(200,), lines=128, limit=1).samples())
     text = f"{sample.prompt}{sample.target}"
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "72cdc35f7a9f318e"
+    (longer,) = Reason(lengths=(50,), limit=1).samples()
+    assert hashlib.sha256(longer.prompt.encode()).hexdigest()[:16] == "d9bef5507d995c4d"
     assert sample.prompt.startswith("program\n") and sample.prompt.endswith("\ntrace")
     start, end = sample.context_span or (0, 0)
     assert sample.prompt[start:end].count("\n") == 129 and sample.prompt[end:].startswith(sample.query)
