@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import stored
+from experiments.cells.worker import ended_late
 from experiments.fold.points import FOLDERS, canonical
 from experiments.stored import ROOT
 from kvbench.bench.report import write_json
@@ -21,7 +22,7 @@ def keep(lines: Iterable[Line], root: Path = ROOT) -> list[Path]:
 
     Points of a model, a memory limit and a device are one file, named so that it is read after those of single
     commands; a row replaces one of the same setting, prompt and batch. A row that failed for another reason than
-    memory, or that was not finished, is left out.
+    memory, that was not finished, or whose memory ended late (:func:`ended_late`), is left out.
     """
     files: dict[Path, dict[str, Any]] = {}
     for line in lines:
@@ -29,7 +30,7 @@ def keep(lines: Iterable[Line], root: Path = ROOT) -> list[Path]:
         if not content:
             continue
         points = line["job"]["data"] == "efficiency"
-        rows = [row for row in content["rows"] if row["status"] in ("ok", "oom")]
+        rows = [row for row in content["rows"] if row["status"] in ("ok", "oom") and not ended_late(row)]
         if not rows:
             continue
         path = _place(root, line, content, points)

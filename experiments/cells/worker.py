@@ -38,6 +38,8 @@ class OutOfTime(BaseException):
 def logged(folder: Path) -> list[Line]:
     """Return the lines of all logs (``*.jsonl``) of a folder, in order; a line that was cut off is left out.
 
+    A line whose memory ended late (:func:`ended_late`) has failed.
+
     Raises:
         DataError: a line is not one of the worker's.
     """
@@ -50,6 +52,8 @@ def logged(folder: Path) -> list[Line]:
                 continue
             if not (isinstance(line, dict) and {"job", "status"} <= line.keys()):
                 raise DataError(f"{path} is no log of jobs: {text[:60]}\n  hint: give a folder that has only such logs")
+            if any(map(ended_late, (line.get("content") or {}).get("rows", ()))):
+                line["status"] = "failed"
             lines.append(line)
     return lines
 
@@ -131,7 +135,8 @@ class Worker:
                 line["seconds"] = round(time.perf_counter() - began, 2)
                 if path.exists():
                     line["content"] = stored.content(path)
-                    states = [row["status"] for row in line["content"]["rows"]]
+                    rows = line["content"]["rows"]
+                    states = ["failed" if ended_late(row) else row["status"] for row in rows]
                     if line["status"] == "ok" and any(state != "ok" for state in states):
                         line["status"] = next(state for state in states if state != "ok")
                 with self.log.open("a", encoding="utf-8") as log:
@@ -166,6 +171,14 @@ class Worker:
         print(f"[{past:.0f} s] {' '.join(job['command'][1:7])}: {text}", file=sys.stderr, flush=True)
 
 
+def ended_late(row: Mapping[str, Any]) -> bool:
+    """Return True if a row of a point ran out of memory after it had read the prompts, which is no answer.
+
+    The cache is as large as it gets by then; what ends is the allocator's room for a larger piece.
+    """
+    return row["status"] == "oom" and row.get("phase") in ("decode", "end")
+
+
 def _key(job: Job) -> str:
     return " ".join(job["command"])
 
@@ -176,10 +189,11 @@ def first_prefill(model: str, device: str) -> None:
 
     from kvbench.bench.choices import model_config
     from kvbench.config.run_config import RuntimeConfig
-    from kvbench.models.load import load_model
+    from kvbench.decoding.compiled import load_joined
 
     torch._dynamo.reset()  # compilations of other models count against a limit
-    loaded = shared.take(model_config(model), RuntimeConfig(device=device), load_model)
+    runtime = RuntimeConfig(device=device, compile=True)  # it serves steps that are not compiled, too
+    loaded = shared.take(model_config(model), runtime, load_joined)
     if loaded.device.type == "cuda":
         ids = torch.ones(1, FIRST_PROMPT, dtype=torch.long, device=loaded.device)
         with torch.inference_mode():

@@ -18,20 +18,21 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from kvbench.linear import int4, layout, matvec
 from kvbench.linear.int4 import Int4Weight
-from kvbench.models.devices import Runtime
 from kvbench.models.int4 import DraftLinear, Int4Linear
 from kvbench.models.load import load_model
+from kvbench.profiling.memory import release
 from kvbench.util.failures import is_out_of_memory
 
 if TYPE_CHECKING:
     from kvbench.models.load import LoadedModel
+    from kvbench.models.shared import SharedRuntime
     from kvbench.models.spec import ModelConfig
 
 #: linear layers of one module that read the same input
@@ -114,9 +115,7 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
     linears = joinable_linears(module, names, drafting)
     if not linears:
         return
-    biases = [linear.bias for linear in linears]
-    four = [linear for linear in linears if isinstance(linear, Int4Linear)]
-    whole = whole_int4(four) if four else whole_weight([one for one in linears if isinstance(one, nn.Linear)])
+    biases, whole = [linear.bias for linear in linears], joined_weight(linears)
     first, product = 0, Product()
     bias = None if biases[0] is None else torch.cat([one.detach() for one in biases if one is not None])
     for member, linear in zip(members, linears, strict=True):
@@ -154,6 +153,12 @@ def order_of_calls(module: nn.Module, names: Sequence[str]) -> list[str]:
     """Return the `names` that occur in the code of a module's forward method, in the order of first occurrence."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return [] if code is None else [name for name in code.co_names if name in names]
+
+
+def joined_weight(linears: Sequence[Linear]) -> Tensor | Int4Weight:
+    """Return the weights of several linear layers of one format as one matrix (:func:`joinable_linears`)."""
+    four = [linear for linear in linears if isinstance(linear, Int4Linear)]
+    return whole_int4(four) if four else whole_weight([one for one in linears if isinstance(one, nn.Linear)])
 
 
 def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
@@ -328,15 +333,7 @@ def around(model: Any, on: bool, rows: int, drafting: bool = False) -> Iterator[
             restore()
 
 
-class CompiledRuntime(Runtime, Protocol):
-    """Protocol of the configuration fields that decide where a model is loaded, and whether steps are compiled."""
-
-    @property
-    def compile(self) -> bool:
-        """True: everything except attention is compiled in captured steps."""
-
-
-def load_joined(model: ModelConfig, runtime: CompiledRuntime) -> LoadedModel:
+def load_joined(model: ModelConfig, runtime: SharedRuntime) -> LoadedModel:
     """Load a model, with the weights of layers that compiled steps compute as one product in one buffer (:func:`join`).
 
     They are joined while memory is still empty: beside a cache that fills it, there is no room for a layer's copy. A
@@ -352,17 +349,18 @@ def load_joined(model: ModelConfig, runtime: CompiledRuntime) -> LoadedModel:
         except RuntimeError as error:
             if not is_out_of_memory(error):  # then the rest is joined with the first compiled step, if at all
                 raise
+        release(loaded.device)  # of the pieces that the weights had before
     return loaded
 
 
 def join_weights(model: Any) -> None:
-    """Make weights of layers that read the same input views of one buffer, in all decoder layers, unless of 4 bits."""
+    """Make weights of layers that read the same input views of one buffer, in all decoder layers."""
     for layer in decoder_layers(model):
         for module in layer.modules():
             for names in JOINED:
                 linears = joinable_linears(module, names)
-                if linears and all(isinstance(linear, nn.Linear) for linear in linears):
-                    whole_weight([linear for linear in linears if isinstance(linear, nn.Linear)])
+                if linears:
+                    joined_weight(linears)
 
 
 def decoder_layers(model: Any) -> Sequence[nn.Module]:

@@ -25,12 +25,16 @@ if TYPE_CHECKING:
     from kvbench.models.spec import ModelConfig
 
 
-class LimitedRuntime(Runtime, Protocol):
-    """Protocol of the configuration fields that decide where a model is loaded, and with how much memory."""
+class SharedRuntime(Runtime, Protocol):
+    """Protocol of the configuration fields that decide where and how a model is loaded, and with how much memory."""
 
     @property
     def memory_limit_gb(self) -> float | None:
         """Memory in GiB that the process may use on each device; None for no limit."""
+
+    @property
+    def compile(self) -> bool:
+        """True: everything except attention is compiled in captured steps."""
 
 
 @dataclass
@@ -40,7 +44,7 @@ class _Shelf:
     Args:
         key: what determines the model: its configuration, the content of its files, and its devices.
         state: values that its users must leave unchanged (:func:`model_state`).
-        arithmetic: value of ``runtime.arithmetic`` with which it was loaded.
+        arithmetic, compile: values of ``runtime.arithmetic`` and ``runtime.compile`` with which it was loaded.
         users: number of runs that use it now.
     """
 
@@ -48,16 +52,19 @@ class _Shelf:
     loaded: LoadedModel
     state: dict[str, Any]
     arithmetic: str
+    compile: bool
     users: int = 0
 
-    def serves(self, key: str, arithmetic: str) -> bool:
-        """Return True if this model has the key and computes in the dtype that a run asks for.
+    def serves(self, key: str, runtime: SharedRuntime) -> bool:
+        """Return True if this model has the key, computes in the dtype that a run asks for, and is compiled if it is.
 
-        A run may also name the dtype that ``auto`` has chosen.
+        A run may also name the dtype that ``auto`` has chosen. Compiled steps change a model that was not loaded for
+        them; one that was serves others, too.
         """
         dtypes = {"storage": self.loaded.storage, "float32": "torch.float32"}
-        same = str(dtypes.get(arithmetic)) == str(self.loaded.dtype)
-        return self.key == key and (self.arithmetic == arithmetic or same)
+        same = str(dtypes.get(runtime.arithmetic)) == str(self.loaded.dtype)
+        computes = self.arithmetic == runtime.arithmetic or same
+        return self.key == key and computes and (self.compile or not runtime.compile)
 
 
 _shelf: _Shelf | None = None
@@ -75,13 +82,13 @@ def sharing() -> Iterator[None]:
         _depth -= 1
 
 
-def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any], LoadedModel]) -> LoadedModel:
+def take(model: ModelConfig, runtime: SharedRuntime, load: Callable[[Any, Any], LoadedModel]) -> LoadedModel:
     """Return the shared model if it is the requested one, else a new one; the caller ends its use by :func:`give_back`.
 
-    The function `load` (:func:`kvbench.models.load.load_model`) loads a new model. It becomes the shared model, unless
-    a run still uses the previous one, which is otherwise freed first. Models are not shared outside of :func:`sharing`,
-    with tensor parallelism, or on a CPU with a memory limit, which counts only models that are loaded under it
-    (:func:`kvbench.profiling.device.limited`).
+    The function `load` (such as :func:`kvbench.models.load.load_model`) loads a new model. It becomes the shared model,
+    unless a run still uses the previous one, which is otherwise freed first. Models are not shared outside of
+    :func:`sharing`, with tensor parallelism, or on a CPU with a memory limit, which counts only models that are loaded
+    under it (:func:`kvbench.profiling.device.limited`).
     """
     global _shelf
     if not _depth or _apart(runtime):
@@ -89,18 +96,18 @@ def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any],
             free()
         return load(model, runtime)
     key = _model_key(model, runtime)
-    if _shelf is not None and not _shelf.serves(key, runtime.arithmetic):
+    if _shelf is not None and not _shelf.serves(key, runtime):
         if _shelf.users:
             return load(model, runtime)
         free()
     if _shelf is None:
         loaded = load(model, runtime)
-        _shelf = _Shelf(key, loaded, model_state(loaded.model), runtime.arithmetic)
+        _shelf = _Shelf(key, loaded, model_state(loaded.model), runtime.arithmetic, runtime.compile)
     _shelf.users += 1
     return _shelf.loaded
 
 
-def _apart(runtime: LimitedRuntime) -> bool:
+def _apart(runtime: SharedRuntime) -> bool:
     """Return True if a model cannot be shared: see :func:`take`. On a GPU, torch counts whatever the process holds."""
     from kvbench.models.devices import homes
 
@@ -169,7 +176,7 @@ def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
-def _model_key(model: ModelConfig, runtime: LimitedRuntime) -> str:
+def _model_key(model: ModelConfig, runtime: SharedRuntime) -> str:
     from kvbench.models.devices import homes
 
     settings = {name: value for name, value in asdict(model).items() if not name.startswith("_")}

@@ -297,10 +297,13 @@ def test_an_attempt_that_fails_is_a_record(monkeypatch):
 def test_a_pretrained_model_has_a_longest_sequence(monkeypatch):
     def check(contexts, new, random):
         loaded = SimpleNamespace(random_weights=random, max_length=4096)
-        monkeypatch.setattr(points, "load_joined", lambda *given: loaded)
-        assert points.loaded_model(bench("tpot", "--contexts", *contexts, "--new-tokens", new).args) is loaded
+        monkeypatch.setattr(points, "load_joined", lambda model, runtime: compiled.append(runtime.compile) or loaded)
+        given = ("--contexts", *contexts, "--new-tokens", new, *(["--compile"] if random else []))
+        assert points.loaded_model(bench("tpot", *given).args) is loaded
 
+    compiled: list[bool] = []
     check(["64", "4000"], "96", False)
     check(["64", "8k"], "96", True)
     with pytest.raises(ConfigError, match=r"--contexts=4000: and 97 new tokens together exceed the limit"):
         check(["4000", "64"], "97", False)
+    assert compiled == [False, True, False]

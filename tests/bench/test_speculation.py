@@ -116,6 +116,7 @@ def test_a_run_measures_every_case_and_says_that_the_text_is_meaningless(
 
     def load(config: Any, runtime: Any) -> Any:
         loads.append(config.name)
+        assert runtime.compile
         return SimpleNamespace(model=zoo.restless())
 
     monkeypatch.setattr(speculation_bench, "load_joined", load)

@@ -172,6 +172,27 @@ def test_a_model_loaded_for_compiled_steps_is_not_changed_by_them(
     assert shared.model_state(llama) == before
 
 
+@torch.no_grad()
+def test_weights_of_4_bits_are_joined_when_they_are_loaded_too(
+    llama: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    for layer in llama.model.layers:
+        for module, names in zip((layer.self_attn, layer.mlp), compiled.JOINED, strict=True):
+            for name in names:
+                setattr(module, name, int4.Int4Linear.rounded(getattr(module, name)))
+    ids = torch.arange(2, 12)[None]
+    wanted = llama(ids).logits
+    compiled.join_weights(llama)
+    torch.testing.assert_close(llama(ids).logits, wanted)
+    before = shared.model_state(llama)
+    drafts = [getattr(llama.model.layers[0].mlp, name) for name in compiled.JOINED[1]]
+    assert compiled.whole_int4(drafts).codes.data_ptr() == drafts[0].codes.data_ptr()
+    with compiled.around(llama, True, rows=1):
+        pass
+    assert shared.model_state(llama) == before
+
+
 @pytest.mark.parametrize(("compile", "device"), [(False, "cuda"), (True, "cpu")])
 def test_other_loaded_models_are_left_alone(
     compile: bool, device: str, llama: nn.Module, monkeypatch: pytest.MonkeyPatch

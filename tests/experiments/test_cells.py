@@ -150,11 +150,10 @@ def test_jobs_become_rows_and_a_second_worker_does_what_is_left(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = []
-    from kvbench.models import load
+    from kvbench.decoding import compiled
 
-    whole = load.load_model
-    for module in ("kvbench.models.load", "kvbench.bench.points", "kvbench.bench.speculation_bench"):
-        monkeypatch.setattr(f"{module}.load_model", lambda *given: loads.append(1) or whole(*given))
+    whole = compiled.load_model
+    monkeypatch.setattr(compiled, "load_model", lambda *given: loads.append(1) or whole(*given))
     first, second, cases = job(model, "fp16"), job(model, "kivi:int4", 2), speculation(model, "plain", "quantspec")
     broken = job(model, "kivi:int4:residual=-1")
     logs = tmp_path / "logs"
@@ -214,6 +213,31 @@ def test_lack_of_memory_is_recorded_and_larger_batches_are_not_tried(
     assert worker.Worker(tmp_path, "part2", 1000, "cpu").measure(jobs) == 0
     (timed,) = keep.keep(lines, tmp_path)
     assert [row["status"] for row in json.loads(timed.read_text())["rows"]] == ["ok", "oom", "ok"]
+
+
+def test_memory_that_ends_after_the_prompts_is_no_answer(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured again by the next worker, from this code's logs and from older ones, and not kept."""
+    from kvbench.measure.meter import Meter
+
+    jobs = plain(job(model, "fp16", 2, ends=("fp16", 2)), job(model, "fp16", 4, ends=("fp16", 4)))
+    with monkeypatch.context() as patch:
+
+        def measured(self: Meter, prompt: int, batch: int) -> Any:
+            self._watch = Namespace(at="decode")  # type: ignore[assignment]
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        patch.setattr(Meter, "_measured", measured)
+        one = worker.Worker(tmp_path, "part1", 1000, "cpu")
+        assert one.measure(jobs) == 2 and not one.ended
+    log = tmp_path / "part1.jsonl"
+    assert [line["content"]["rows"][0]["phase"] for line in worker.logged(tmp_path)] == ["decode"] * 2
+    log.write_text(log.read_text().replace('"status": "failed"', '"status": "oom"'))
+    lines = worker.logged(tmp_path)
+    assert [line["status"] for line in lines] == ["failed"] * 2 and not keep.keep(lines, tmp_path)
+    again = worker.Worker(tmp_path, "part1", 1000, "cpu")
+    assert not again.done and not again.ended and again.measure(jobs) == 2
 
 
 def test_only_what_fits_into_the_time_is_begun(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,3 +144,17 @@ def test_what_methods_attach_is_gone_when_they_are_detached(loads: Any, method: 
         shared.give_back(first)
         assert capsys.readouterr().err == ""
         assert shared.take(MODEL, CPU, loads) is first
+
+
+def test_a_model_loaded_for_compiled_steps_serves_others_too_and_not_the_other_way_round(loads: Any) -> None:
+    compiled = replace(CPU, compile=True)
+    with shared.sharing():
+        plain = shared.take(MODEL, CPU, loads)
+        shared.give_back(plain)
+        joined = shared.take(MODEL, compiled, loads)
+        assert joined is not plain and loads.calls[-1][1].compile
+        shared.give_back(joined)
+        for runtime in (CPU, compiled):
+            assert shared.take(MODEL, runtime, loads) is joined
+            shared.give_back(joined)
+    assert len(loads.calls) == 2
