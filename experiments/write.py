@@ -24,7 +24,7 @@ PICTURES = ("figure.png", "figure.svg")
 
 def write_item(item: Item, folded: Folded, plan: Plan) -> tuple[Place, str]:
     """Write all files of an item; return their place and the reason why there is no picture, if any."""
-    wanted = plan.folder(item)
+    wanted, item = plan.folder(item), replace(item, caption=item.caption_with(plan.data))
     before = stored.content(wanted / "cells.json") if (wanted / "cells.json").exists() else None
     old = [] if before is None else read_folded(before).cells
     same = _numbers(old) == _numbers(folded.cells)  # then the picture is still that of the cells

@@ -43,12 +43,11 @@ ITEM = Grid(
         Claim("memory is below FP16's", "Cocktail", "Baseline", "GPU memory", **LESS),
         Claim("TPOT is below FP16's", "Cocktail", "Baseline", "TPOT", **LESS),
     ),
-    caption=f"""The paper: Llama2-7B, QMSum, one L40S; it calls QMSum's ROUGE "F1 score", and says neither the batch
+    caption="""The paper: Llama2-7B, QMSum, one L40S; it calls QMSum's ROUGE "F1 score", and says neither the batch
     nor what memory it counted; the other models are ours alone. Without module I, as many chunks of each width are
     drawn at random. Without module II, chunks stay where they stand: each run of chunks of one width is stored and
-    billed by itself, with the rest of its last tile of 128 tokens, and one kernel visits run after run. Points whose
-    steps are called eager below are older than this kernel (16 steps, which leaves the cache up to 0.05 GiB smaller).
-    Here: one sequence, and the larger of the peaks while reading the prompt and while decoding, in GiB (the paper
-    prints GB). The file of the points without module I was lost; as printed (results/h200/papers/README.md) they are
-    those of Cocktail. {POINTS_CAPTION}""",
+    billed by itself, with the rest of its last tile of 128 tokens, and one kernel visits run after run.""",
+    points=f"""Here: one sequence, and the larger of the peaks while reading the prompt and while decoding, in GiB (the
+    paper prints GB). The file of the points without module I was lost; as printed (results/h200/papers/README.md) they
+    are those of Cocktail. {POINTS_CAPTION}""",
 )

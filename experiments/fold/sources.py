@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -149,9 +149,9 @@ def _of_run(run: Run, outcome: RunOutcome | None, plan: Plan, column: Column) ->
 
 
 def _fastest(choice: Choice, row: Setting, outcomes: Mapping[Run, RunOutcome], plan: Plan, column: Column) -> Source:
-    """Return the source with the shortest time per token over the samples that all of them have."""
+    """Return the source with the shortest time per token over the samples that one machine made for all of them."""
     sources = [_of_run(run, outcomes.get(run), plan, column) for run in choice.runs]
-    shared = set.intersection(*(set(source.rows) for source in sources))
+    shared = _made_together(sources)
     times: dict[int, float] = {}
     for number, source in enumerate(sources):
         figure = FIGURES["seconds_per_token"]([source.rows[key] for key in sorted(shared)]) if shared else None
@@ -162,6 +162,16 @@ def _fastest(choice: Choice, row: Setting, outcomes: Mapping[Run, RunOutcome], p
     best = min(times, key=times.__getitem__)
     note = f"best of {len(sources)}: {row.choices[best]}"
     return replace(sources[best], note=f"{note}; {sources[best].note}" if sources[best].note else note)
+
+
+def _made_together(sources: Sequence[Source]) -> set[str]:
+    """Return the samples that all sources have from one machine, the machine with most of them."""
+    by_machine: dict[str, set[str]] = {}
+    for key in set.intersection(*(set(source.rows) for source in sources)):
+        machines = {str((source.rows[key].get("measured") or {}).get("device", "")) for source in sources}
+        if len(machines) == 1:
+            by_machine.setdefault(machines.pop(), set()).add(key)
+    return max((by_machine[name] for name in sorted(by_machine)), key=len, default=set())
 
 
 def belongs(row: Mapping[str, Any], column: Column) -> bool:

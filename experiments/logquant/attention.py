@@ -27,9 +27,9 @@ PROMPTS, STEPS = 50, 8
 #: options of the items that compare all four settings
 FOUR_ON_GSM8K = {"data": (GSM8K,), "settings": FOUR, "prompts": PROMPTS, "steps": STEPS}
 
-OPEN = """The paper does not say how many prompts and decode steps it measures: here 50 prompts, and up to 8 tokens of
-    each answer, which the model decodes greedily with exact attention. Methods see the same queries, keys and values
-    in every layer, so their errors are their own and not those of earlier layers."""
+OPEN = """The paper does not say how many prompts and decode steps it measures: here at most 50 prompts, and up to
+    8 tokens of each answer, which the model decodes greedily with exact attention. Methods see the same queries, keys
+    and values in every layer, so their errors are their own and not those of earlier layers."""
 
 
 def dropping_is_worse(text: str, column: str) -> list[Claim]:

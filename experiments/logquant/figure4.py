@@ -38,5 +38,5 @@ ITEM = Computed(
     tokens, the others R, and fewer tokens get more attention each: so there are two columns, divided by the number
     held at that step (drawn) and by 3W (eq. 2). KiVi is the newest R tokens, as in sec. 3.2 (its own window would
     move between 0 and R); Streaming holds four sinks in addition; H2O selects all R tokens by the attention received
-    so far. 50 prompts, up to 4 tokens of each answer.""",
+    so far. At most 50 prompts, up to 4 tokens of each answer.""",
 )

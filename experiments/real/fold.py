@@ -143,8 +143,8 @@ def spread(figure: Statistic) -> dict[str, float | None]:
 
 
 def score_spread(figure: Mapping[str, float | None], scores: Sequence[float]) -> dict[str, float | None]:
-    """Return a mean score with its interval; where all scores are alike, which have no spread, with that of shares."""
-    known = None if figure["low"] != figure["high"] else intervals.of_scores(scores)
+    """Return a mean score with its interval, which lies in 0 to 1 (:func:`kvbench.metrics.intervals.of_scores`)."""
+    known = intervals.of_scores(scores)
     return dict(figure) if known is None else {**figure, "low": rounded(known[0]), "high": rounded(known[1])}
 
 

@@ -199,8 +199,8 @@ def loss_text(whole: Line, share: float) -> str:
     fewest = packed_bits(kept[-1]["setting"])
     names = [quantizer_of(line) for line in kept if packed_bits(line["setting"]) == fewest]
     return (
-        f"- **At most {100 * share:.0f} % more perplexity** on each text and context measured: as shipped, with the "
-        f"fewest bits, {listed(names)} ({fewest:.3g} bits)."
+        f"- **At most {100 * share:.0f} % more perplexity** by the upper end of the interval, on each text and context "
+        f"measured: as shipped, with the fewest bits, {listed(names)} ({fewest:.3g} bits)."
     )
 
 

@@ -209,6 +209,26 @@ def test_of_several_settings_the_fastest_is_shown(monkeypatch):
     assert sources._fastest(Choice(runs), row, {}, Plan(), column).reason == "no time per token"
 
 
+def test_the_fastest_is_chosen_by_samples_of_one_machine(monkeypatch):
+    """Two samples of a GPU say that the second is faster; a third, of two machines, would turn it round."""
+    row = Row(name="best", setting="quantspec", choices=("quantspec:gamma=2", "quantspec:gamma=4"))
+    column = Column(name="q", data="pg19")
+    runs = tuple(run_of(text, "tiny", ["dataset=pg19"], Plan()) for text in row.choices)
+
+    def made(*of: tuple[float, str]) -> dict[str, dict]:
+        return {f"{n}": {"measured": {"step_s": [time], "device": device}} for n, (time, device) in enumerate(of)}
+
+    gpu, cpu = "H200", "Xeon"
+    found = [
+        Source(made((3.0, gpu), (3.0, gpu), (1.0, gpu)), ("a",)),
+        Source(made((2.0, gpu), (2.0, gpu), (50.0, cpu)), ("b",)),
+    ]
+    monkeypatch.setattr(sources, "_of_run", lambda run, outcome, plan, column: found[runs.index(run)])
+    assert sources._fastest(Choice(runs), row, {}, Plan(), column).runs == ("b",)
+    found[1] = Source(made((2.0, cpu), (2.0, cpu), (50.0, cpu)), ("b",))
+    assert sources._fastest(Choice(runs), row, {}, Plan(), column).reason == "no time per token"
+
+
 def test_a_point_that_failed_elsewhere_says_so(tmp_path):
     row = {"setting": "fp16", "prompt": 4, "batch": 2, "status": "failed", "stepping": "graph (x)"}
     others = [{"setting": "dynamic", "prompt": 4, "batch": 2, "status": "ok"}, {"setting": "fp16"}]
