@@ -29,6 +29,8 @@ EXPECTED = ROOT / "results" / "expected.json"
 _OF_SETTING = ("method=", "method.", "quantizer")
 #: what the rows at hand would not decide
 FOR_ROWS = "undecided for rows"
+#: samples from which on a decided claim is not counted as one of few
+MANY = 30
 #: counts of each verdict in words, in the order of lists: of one claim, and of several
 COUNTED = {
     HOLDS: ("holds", "hold"),
@@ -159,15 +161,17 @@ def counted(scale: Scale) -> str:
 def totals_table(by_item: Mapping[str, Sequence[Scale]]) -> list[str]:
     """Return the table of the claims of all items together: a line for each choice of models and data.
 
-    A claim is *decided* where it holds or does not, and *undecided for time* where the rows at hand would decide it, or
-    where their number is not known.
+    A claim is *decided* where it holds or does not, some with few samples, and *undecided for time* where the rows at
+    hand would decide it, or where their number is not known.
     """
     titles = list(dict.fromkeys(scale.title for scales_ in by_item.values() for scale in scales_))
     body = []
     for title in titles:
         own = [scale for scales_ in by_item.values() for scale in scales_ if scale.title == title]
         counts = sum(map(outcomes, own), Counter[str]())
-        decided = f"{counts[HOLDS] + counts[FAILS]} ({counts[HOLDS]} hold)"
+        few = sum(v.verdict in (HOLDS, FAILS) and 0 < (v.n or 0) < MANY for scale in own for v in scale.verdicts)
+        small = f", {few} with n below {MANY}" if few else ""
+        decided = f"{counts[HOLDS] + counts[FAILS]} ({counts[HOLDS]} hold{small})"
         rest = [str(counts[word]) for word in (OPEN, FOR_ROWS, FLOOR, APART, NOT_RUN)]
         body.append([title, str(len(own)), str(counts.total()), decided, *rest])
     head = ["models and data", "items", "claims", "decided", "undecided for time", FOR_ROWS, FLOOR, APART, NOT_RUN]

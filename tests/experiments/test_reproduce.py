@@ -68,10 +68,10 @@ def test_claims_of_all_items_are_counted_together_by_models_and_data(tmp_path):
     words = ["holds", "holds", "does not hold", "undecided", "at the floor", "not comparable", "not run"]
     rows = claim("undecided", label="without sets at the floor: A; needs more rows than are at hand")
     write(tmp_path / "cocktail/table9/small-real", [1.0], [*map(claim, words), rows])
-    write(tmp_path / "cocktail/table8/small-real", [1.0], [claim("does not hold"), rows, rows])
+    write(tmp_path / "cocktail/table8/small-real", [1.0], [claim("does not hold", n=30), rows, rows])
     write(tmp_path / "cocktail/table8/tiny-mini", [1.0], [claim("undecided"), claim("cannot be seen")])
     text = reproduce.page([ITEM, second], tmp_path, {})
-    assert "| small-real | 2 | 11 | 4 (2 hold) | 1 | 3 | 1 | 1 | 1 |" in text
+    assert "| small-real | 2 | 11 | 4 (2 hold, 3 with n below 30) | 1 | 3 | 1 | 1 | 1 |" in text
     assert "| tiny-mini | 1 | 2 | 0 (0 hold) | 2 | 0 | 0 | 0 | 0 |" in text
 
 
