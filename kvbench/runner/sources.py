@@ -43,7 +43,7 @@ CHOSEN = ("kvbench.calibration", "kvbench.quantizers", "kvbench.retrieval", "kvb
 NAMED = {"method": ("draft", "press"), "dataset": ("over",)}
 #: parts that only some rows used (:func:`kvbench.results.code.used`), and the modules through which they are reached
 OPTIONAL = {
-    codes.STEPS: ("kvbench.decoding.graphs", "kvbench.decoding.recorded", "kvbench.decoding.rounds"),
+    codes.STEPS: tuple(f"kvbench.decoding.{name}" for name in ("compiled", "graphs", "recorded", "rounds")),
     codes.POINTS: ("kvbench.runner.points",),
     codes.FIDELITY: ("kvbench.runner.fidelity_samples",),
     codes.SHARED: ("kvbench.runner.shared_runs",),
