@@ -173,7 +173,7 @@ class Item:
         number: ``Table II``.
         title: what the paper calls it, in short.
         caption: the paper's setting; what it leaves open and what was chosen; where ours differs.
-        points: the rest of the caption, on points of time and memory, which ``--data real`` leaves out.
+        points_caption: the rest of the caption, on points of time and memory, which ``--data real`` leaves out.
         models: the paper's models.
         published: name of a CSV in ``results/published`` without its ending; empty if the paper prints no numbers.
         value: column of that CSV that holds the number.
@@ -188,7 +188,7 @@ class Item:
     number: str
     title: str
     caption: str
-    points: str = ""
+    points_caption: str = ""
     models: tuple[Model, ...] = ()
     published: str = ""
     value: str = "score"
@@ -199,7 +199,7 @@ class Item:
 
     def caption_with(self, data: str) -> str:
         """Return the caption of a table with this choice of ``--data``."""
-        return self.caption if data == "real" else f"{self.caption} {self.points}".rstrip()
+        return self.caption if data == "real" else f"{self.caption} {self.points_caption}".rstrip()
 
     @property
     def paper(self) -> str:

@@ -29,7 +29,7 @@ EXPECTED = ROOT / "results" / "expected.json"
 _OF_SETTING = ("method=", "method.", "quantizer")
 #: what the rows at hand would not decide
 FOR_ROWS = "undecided for rows"
-#: samples from which on a decided claim is not counted as one of few
+#: fewest samples of a decided claim that is not counted as one of few
 MANY = 30
 #: counts of each verdict in words, in the order of lists: of one claim, and of several
 COUNTED = {

@@ -52,7 +52,7 @@ def logged(folder: Path) -> list[Line]:
                 continue
             if not (isinstance(line, dict) and {"job", "status"} <= line.keys()):
                 raise DataError(f"{path} is no log of jobs: {text[:60]}\n  hint: give a folder that has only such logs")
-            if any(map(ended_late, (line.get("content") or {}).get("rows", ()))):
+            if any(map(ended_late, (line.get("content") or {}).get("rows") or ())):
                 line["status"] = "failed"
             lines.append(line)
     return lines
@@ -135,10 +135,8 @@ class Worker:
                 line["seconds"] = round(time.perf_counter() - began, 2)
                 if path.exists():
                     line["content"] = stored.content(path)
-                    rows = line["content"]["rows"]
-                    states = ["failed" if ended_late(row) else row["status"] for row in rows]
-                    if line["status"] == "ok" and any(state != "ok" for state in states):
-                        line["status"] = next(state for state in states if state != "ok")
+                    if line["status"] == "ok":
+                        line["status"] = state_of(line["content"]["rows"])
                 with self.log.open("a", encoding="utf-8") as log:
                     log.write(self.end + json.dumps(line) + "\n")
                 self.end = ""
@@ -174,9 +172,16 @@ class Worker:
 def ended_late(row: Mapping[str, Any]) -> bool:
     """Return True if a row of a point ran out of memory after it had read the prompts, which is no answer.
 
-    The cache is as large as it gets by then; what ends is the allocator's room for a larger piece.
+    The cache has its size by then, and the allocator may only lack one piece. Rows that are stored already are not
+    judged by this: the folds take them as they are.
     """
-    return row["status"] == "oom" and row.get("phase") in ("decode", "end")
+    return row.get("status") == "oom" and row.get("phase") in ("decode", "end")
+
+
+def state_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the state of a job with these rows: the first that is not ``ok``, and ``failed`` if memory ended late."""
+    states = ["failed" if ended_late(row) else str(row.get("status")) for row in rows]
+    return "failed" if "failed" in states else next((state for state in states if state != "ok"), "ok")
 
 
 def _key(job: Job) -> str:

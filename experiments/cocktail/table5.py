@@ -47,7 +47,7 @@ ITEM = Grid(
     nor what memory it counted; the other models are ours alone. Without module I, as many chunks of each width are
     drawn at random. Without module II, chunks stay where they stand: each run of chunks of one width is stored and
     billed by itself, with the rest of its last tile of 128 tokens, and one kernel visits run after run.""",
-    points=f"""Here: one sequence, and the larger of the peaks while reading the prompt and while decoding, in GiB (the
-    paper prints GB). The file of the points without module I was lost; as printed (results/h200/papers/README.md) they
-    are those of Cocktail. {POINTS_CAPTION}""",
+    points_caption=f"""Here: one sequence, and the larger of the peaks while reading the prompt and while decoding, in
+    GiB (the paper prints GB). The file of the points without module I was lost; as printed
+    (results/h200/papers/README.md) they are those of Cocktail. {POINTS_CAPTION}""",
 )

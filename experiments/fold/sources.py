@@ -168,8 +168,9 @@ def _made_together(sources: Sequence[Source]) -> set[str]:
     """Return the samples that all sources have from one machine, the machine with most of them."""
     by_machine: dict[str, set[str]] = {}
     for key in set.intersection(*(set(source.rows) for source in sources)):
-        machines = {str((source.rows[key].get("measured") or {}).get("device", "")) for source in sources}
-        if len(machines) == 1:
+        measured = [source.rows[key].get("measured") or {} for source in sources]
+        machines = {str(one.get("device", "")) for one in measured}
+        if all(measured) and len(machines) == 1:
             by_machine.setdefault(machines.pop(), set()).add(key)
     return max((by_machine[name] for name in sorted(by_machine)), key=len, default=set())
 

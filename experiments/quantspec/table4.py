@@ -48,7 +48,7 @@ ITEM = Grid(
     caption="""The paper: ten prompts each, answers of 90 tokens, batch 1, one or two A6000; sparse drafts hold a
     quarter of the context; each cell has the gamma that is fastest in a search at 8k (Table 6). Here each cell shows
     the fastest gamma of that cell.""",
-    points=f"""Memory was measured with random weights on one H200: it is the peak of decoding,
+    points_caption=f"""Memory was measured with random weights on one H200: it is the peak of decoding,
     weights included, in GiB (the paper prints GB); our cache's buffers are bfloat16. At 4k the paper's own QuantSpec
     takes more memory than sparse drafts, so that nothing is claimed there. The paper's draft has 4-bit weights of its
     own; so has ours. {common.SPEED_NOTE} {common.FORCED_NOTE}""",

@@ -44,7 +44,7 @@ ITEM = Grid(
     ),
     caption="""The paper: Multi-LexSum, one A6000, the fastest gamma of each method. Here each cell shows its fastest
     gamma.""",
-    points=f"""Memory was measured with random weights on one H200: it is the peak of decoding, weights included, in GiB
-    (the paper prints GB). At 16k the paper's own QuantSpec takes more memory than sparse drafts, so that nothing is
-    claimed there. {common.SPEED_NOTE} {common.FORCED_NOTE}""",
+    points_caption=f"""Memory was measured with random weights on one H200: it is the peak of decoding, weights
+    included, in GiB (the paper prints GB). At 16k the paper's own QuantSpec takes more memory than sparse drafts, so
+    that nothing is claimed there. {common.SPEED_NOTE} {common.FORCED_NOTE}""",
 )

@@ -56,7 +56,7 @@ class _Shelf:
     users: int = 0
 
     def serves(self, key: str, runtime: SharedRuntime) -> bool:
-        """Return True if this model has the key, computes in the dtype that a run asks for, and is compiled if it is.
+        """Return True if this model has the key, a run's dtype, and joined weights if the run compiles its steps.
 
         A run may also name the dtype that ``auto`` has chosen. Compiled steps change a model that was not loaded for
         them; one that was serves others, too.

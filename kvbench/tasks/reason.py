@@ -44,7 +44,7 @@ class Reason(Task):
 
     Args:
         lengths: tokens of the answers; even, as a step has two.
-        lines: number of lines of a program, which has eight tokens a line. More lines are more alike.
+        lines: number of lines of a program, eight tokens each. The more there are, the more labels look alike.
         limit: number of programs.
         seed: random seed of the programs; training has streams of its own.
     """

@@ -227,6 +227,11 @@ def test_the_fastest_is_chosen_by_samples_of_one_machine(monkeypatch):
     assert sources._fastest(Choice(runs), row, {}, Plan(), column).runs == ("b",)
     found[1] = Source(made((2.0, cpu), (2.0, cpu), (50.0, cpu)), ("b",))
     assert sources._fastest(Choice(runs), row, {}, Plan(), column).reason == "no time per token"
+    found[1] = Source({key: {} for key in found[0].rows}, ("b",))
+    assert sources._fastest(Choice(runs), row, {}, Plan(), column).reason == "no time per token"
+    found[:] = [Source(made(*[(one, cpu), (2.0, gpu), (2.0, gpu)]), (name,)) for one, name in ((1.0, "a"), (0.1, "b"))]
+    found[0] = Source(made((1.0, cpu), (1.0, gpu), (1.0, gpu)), ("a",))
+    assert sources._fastest(Choice(runs), row, {}, Plan(), column).runs == ("a",), "by the two samples of the GPU"
 
 
 def test_a_point_that_failed_elsewhere_says_so(tmp_path):

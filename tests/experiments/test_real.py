@@ -23,6 +23,7 @@ from experiments.runs import RunOutcome, composed
 from experiments.stored import load_result_json
 from kvbench.config.run_config import checked_config
 from kvbench.config.setting import parse_setting
+from kvbench.metrics.intervals import wilson
 from tests.experiments.test_real_sentences import COLUMN, NOISE, PAIR, fidelity_row, kl_file
 
 WIKI = Text("WikiText-2", "perplexity/wikitext2", "/data/wikitext2/test.raw.txt")
@@ -51,6 +52,8 @@ def test_figures_of_a_run_are_those_of_its_tokens_and_windows():
     nll = {"sum": 3.0, "n": 2}  # of the reference answer
     score = fold.run_figures([{"id": "a", "scores": {"score": 1.0}, "nll": nll, "kv_bytes": bill, "measured": {}}])
     assert score["bytes"] == 100 and score["ratio"] == 4 and fold.run_figures([]) == {"n": 0}
+    shares = fold.run_figures([{"id": str(i), "scores": {"score": float(i > 0)}, "measured": {}} for i in range(20)])
+    assert (shares["score"]["low"], shares["score"]["high"]) == pytest.approx(wilson(19, 20), abs=1e-4)
     alike = fold.run_figures([{"id": str(i), "scores": {"score": 1.0}, "measured": {}} for i in range(20)])["score"]
     assert alike["value"] == alike["high"] == 1.0 and 0.7 < alike["low"] < 0.95
     mean, interval, count = fold.difference({"samples": [3.0, 5.0, 4.0]}, {"samples": [1.0, 2.0]})

@@ -3,6 +3,8 @@
 import json
 import math
 
+import pytest
+
 from experiments.checks import written
 from experiments.checks.rules import check_documents
 from experiments.data import Plan
@@ -84,3 +86,13 @@ def test_a_table_is_that_of_its_cells(tmp_path, monkeypatch):
     (folder / "table.md").write_text(shown.replace("7.0", "9.0", 1))
     (difference,) = check_documents(written.items(tmp_path), tmp_path).differences
     assert "7.0" in difference.wanted and "9.0" in difference.shown
+
+
+@pytest.mark.parametrize(("data", "shown"), [("real", False), ("mini", True), (None, True)])
+def test_the_captions_part_on_points_is_left_out_of_real_data(data, shown, tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.write.draw_item", lambda item, folded, folder: "")
+    plan = Plan(out=tmp_path / "results", data=data) if data else Plan(out=tmp_path / "results")
+    where, _ = write_item(items()["cocktail/table5"], folded(), plan)
+    for name in ("table.md", "cells.json"):
+        text = (where.path / name).read_text()
+        assert "Without module I, as many chunks" in text and ("Measured on an H200 with random" in text) is shown
