@@ -29,6 +29,7 @@ from kvbench.models.int4 import DraftLinear, Int4Linear
 from kvbench.models.load import load_model
 from kvbench.profiling.memory import release
 from kvbench.util.failures import is_out_of_memory
+from kvbench.util.progress import say
 
 if TYPE_CHECKING:
     from kvbench.models.load import LoadedModel
@@ -347,8 +348,9 @@ def load_joined(model: ModelConfig, runtime: SharedRuntime) -> LoadedModel:
         try:
             join_weights(loaded.model)
         except RuntimeError as error:
-            if not is_out_of_memory(error):  # then the rest is joined with the first compiled step, if at all
+            if not is_out_of_memory(error):
                 raise
+            say(f"model {loaded.name}: no room to join its weights now; its first compiled step tries again")
         release(loaded.device)  # of the pieces that the weights had before
     return loaded
 

@@ -205,19 +205,25 @@ def test_other_loaded_models_are_left_alone(
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("broken")])
 def test_a_model_that_fits_without_joined_weights_is_loaded(
-    error: RuntimeError, llama: nn.Module, monkeypatch: pytest.MonkeyPatch
+    error: RuntimeError, llama: nn.Module, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Lack of memory is said, and what was cached is released; other errors are raised."""
     weights = {name: value.clone() for name, value in llama.state_dict().items()}
 
     def full(tensors: Sequence[torch.Tensor], *more: object) -> torch.Tensor:
         raise error
 
-    loaded = SimpleNamespace(model=llama, device=torch.device("cuda"))
+    loaded = SimpleNamespace(name="toy", model=llama, device=torch.device("cuda"))
+    released: list[torch.device] = []
     monkeypatch.setattr(compiled, "load_model", lambda *args: loaded)
+    monkeypatch.setattr(compiled, "release", released.append)
     monkeypatch.setattr(torch, "cat", full)
-    with nullcontext() if isinstance(error, torch.OutOfMemoryError) else pytest.raises(RuntimeError, match="broken"):
+    short = isinstance(error, torch.OutOfMemoryError)
+    with nullcontext() if short else pytest.raises(RuntimeError, match="broken"):
         assert compiled.load_joined("toy", SimpleNamespace(compile=True)) is loaded
     monkeypatch.undo()
+    assert ("model toy: no room to join its weights" in capsys.readouterr().err) is short
+    assert released == [loaded.device] * short
     assert all(torch.equal(weights[name], value) for name, value in llama.state_dict().items())
 
 

@@ -215,8 +215,9 @@ def test_lack_of_memory_is_recorded_and_larger_batches_are_not_tried(
     assert [row["status"] for row in json.loads(timed.read_text())["rows"]] == ["ok", "oom", "ok"]
 
 
+@pytest.mark.parametrize("phase", ["decode", "end"])
 def test_memory_that_ends_after_the_prompts_is_no_answer(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    phase: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measured again by the next worker, from this code's logs and from older ones, and not kept."""
     from kvbench.measure.meter import Meter
@@ -225,14 +226,14 @@ def test_memory_that_ends_after_the_prompts_is_no_answer(
     with monkeypatch.context() as patch:
 
         def measured(self: Meter, prompt: int, batch: int) -> Any:
-            self._watch = Namespace(at="decode")  # type: ignore[assignment]
+            self._watch = Namespace(at=phase)  # type: ignore[assignment]
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
         patch.setattr(Meter, "_measured", measured)
         one = worker.Worker(tmp_path, "part1", 1000, "cpu")
         assert one.measure(jobs) == 2 and not one.ended
     log = tmp_path / "part1.jsonl"
-    assert [line["content"]["rows"][0]["phase"] for line in worker.logged(tmp_path)] == ["decode"] * 2
+    assert [line["content"]["rows"][0]["phase"] for line in worker.logged(tmp_path)] == [phase] * 2
     log.write_text(log.read_text().replace('"status": "failed"', '"status": "oom"'))
     lines = worker.logged(tmp_path)
     assert [line["status"] for line in lines] == ["failed"] * 2 and not keep.keep(lines, tmp_path)
